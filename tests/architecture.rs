@@ -74,7 +74,7 @@ fn manifest(folder: &str) -> String {
 }
 
 #[test]
-fn crates_depend_downwards_only() {
+fn crates_depend_only_on_lower_crates() {
     for (place, name) in CRATES.iter().enumerate() {
         let manifest = manifest(name);
         for above in &CRATES[place..] {
@@ -87,7 +87,7 @@ fn crates_depend_downwards_only() {
 }
 
 #[test]
-fn each_crate_knows_only_what_it_may() {
+fn each_crate_uses_only_its_allowed_modules() {
     assert_none(
         offenders("budgets/src", &["candle", "ractor::", "tokio", "async fn", "bursar_kernels", "Tensor"], &[]),
         "budgets knows bytes and owners, never tensors, async or actors",
@@ -117,13 +117,13 @@ fn each_crate_knows_only_what_it_may() {
 }
 
 #[test]
-fn compute_modules_of_actors_know_no_actor() {
+fn compute_modules_of_actors_do_not_use_actors() {
     let words = ["ractor", "crate::tree", "crate::responder", "tokio::spawn"];
     assert_none(offenders("actors/src/compute", &words, &[]), "a lane is asked by jobs and answers by closures");
 }
 
 #[test]
-fn files_of_a_crate_have_no_cycle() {
+fn files_of_a_crate_have_no_import_cycle() {
     for folder in SOURCES {
         let files = sources(folder).into_iter().filter(|(name, _)| !name.contains("tests"));
         let below = |name: &str| name[folder.len() + 1..].to_owned();
@@ -140,7 +140,7 @@ fn files_of_a_crate_have_no_cycle() {
 }
 
 #[test]
-fn memory_is_taken_in_one_place() {
+fn only_device_files_of_budgets_allocate_memory() {
     let words =
         ["mmap(", "mprotect(", "munmap(", "cuMemAlloc", "cuMemCreate", "cuMemHostAlloc", "cudaMalloc", "alloc_zeroed"];
     for name in CRATES {
@@ -152,7 +152,7 @@ fn memory_is_taken_in_one_place() {
 }
 
 #[test]
-fn unsafe_code_stands_only_where_views_become_memory() {
+fn unsafe_code_is_only_in_allowed_files() {
     let allowed = [
         "budgets/src/device/",
         "kernels/src/cpu/",
@@ -177,7 +177,7 @@ fn unsafe_code_stands_only_where_views_become_memory() {
 }
 
 #[test]
-fn families_are_named_in_their_folder_and_in_the_registry() {
+fn families_are_named_only_in_their_folder_and_registry() {
     let families: Vec<String> = std::fs::read_dir("model/src/families")
         .expect("the folder of families")
         .map(|entry| entry.expect("an entry").path())
@@ -228,7 +228,7 @@ fn rule_12_decisions_contain_no_clock_device_or_actor() {
 }
 
 #[test]
-fn features_that_need_host_memory_ask_for_it() {
+fn code_that_needs_host_memory_chooses_a_host_device() {
     // By default a runtime leases memory of a GPU if there is one, and a CPU
     // cannot access that memory.
     let needs = ["from_raw_parts", "a host device starts", "default()).await?; // host memory"];
@@ -261,7 +261,7 @@ fn only_one_file_writes_to_standard_error() {
 }
 
 #[test]
-fn every_file_opens_with_its_purpose_and_stays_short() {
+fn every_file_begins_with_a_doc_comment_and_stays_short() {
     for folder in CRATES.into_iter().chain(["src", "tests", "examples", "benches"]) {
         for (name, text) in sources(folder) {
             assert!(text.starts_with("//!"), "{name} opens with a `");
@@ -272,7 +272,7 @@ fn every_file_opens_with_its_purpose_and_stays_short() {
 }
 
 #[test]
-fn actors_ask_only_what_the_table_of_questions_allows() {
+fn actors_ask_questions_only_through_the_table() {
     let asks = offenders("actors/src", &["RpcReplyPort", "call!(", "call_t!(", ".call("], &[]);
     assert_none(asks, "questions go through tree.rs, with their deadline");
 }

@@ -271,7 +271,7 @@ fn nothing_broke(heard: &[Recorded]) {
 }
 
 #[test]
-fn a_start_takes_the_whole_card_and_names_every_byte() {
+fn a_start_fills_the_card_and_accounts_for_every_byte() {
     story(async |stage| {
         let before = stage.measured().await;
         let folder: PathBuf = std::env::temp_dir().join(format!("bursar-drills-{}", std::process::id()));
@@ -335,7 +335,7 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
 }
 
 #[test]
-fn another_process_gets_1_8_and_40_gib_beside_64_chats() {
+fn another_process_gets_up_to_40_gib_during_64_chats() {
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("the model starts");
         let model = &started.model;
@@ -346,15 +346,15 @@ fn another_process_gets_1_8_and_40_gib_beside_64_chats() {
         for users in [0, 64] {
             let (users, heard) = (Users::come(users, model), listen(&stage));
             let are_busy = async || users.users.is_empty() || users.answered.load(SeqCst) > 0;
-            eventually("all have asked, and the first has an answer", are_busy).await;
+            eventually("all users have asked and one is answered", are_busy).await;
             for wanted in wants {
                 let begun = Instant::now();
-                eventually("the other process has it", async || {
+                eventually("the other process holds the memory", async || {
                     block_in_place(|| other_process.hold(wanted)) == wanted
                 })
                 .await;
                 let had = begun.elapsed();
-                eventually("all is made room for", async || stage.is_quiet().await).await;
+                eventually("the cache has shrunk enough", async || stage.is_quiet().await).await;
                 let (now, answered) = (stage.measured().await, users.answered.load(SeqCst));
                 println!("{wanted} after {had:?}, quiet after {:?}, {answered} answers\n{now}", begun.elapsed());
                 assert!(now.foreign >= wanted, "{now}");
@@ -362,7 +362,7 @@ fn another_process_gets_1_8_and_40_gib_beside_64_chats() {
             assert!(kv().await + Bytes::gib(38) < before.of_class(&Class::Kv));
             block_in_place(|| other_process.hold(Bytes::ZERO));
             let went = Instant::now();
-            eventually("all is regained", async || kv().await == before.of_class(&Class::Kv)).await;
+            eventually("the cache has its old size", async || kv().await == before.of_class(&Class::Kv)).await;
             println!("regained after {:?}", went.elapsed());
             let answered = users.go().await;
             let heard = heard().await;
@@ -379,13 +379,16 @@ fn another_process_gets_1_8_and_40_gib_beside_64_chats() {
 }
 
 #[test]
-fn loads_that_killed_another_server_lose_nothing_here() {
+fn loads_that_failed_on_another_server_lose_no_request() {
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("the model starts");
         let (model, heard) = (&started.model, listen(&stage));
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let wanted = Bytes::mib(7680);
-        eventually("the other process has it", async || block_in_place(|| other_process.hold(wanted)) == wanted).await;
+        eventually("the other process holds the memory", async || {
+            block_in_place(|| other_process.hold(wanted)) == wanted
+        })
+        .await;
         // Then the other process takes all but 200 MiB of the rest. This amount was left to the
         // server that lost requests under these loads.
         let free = block_in_place(|| other_process.leave(Bytes::mib(200)));
@@ -412,7 +415,7 @@ fn loads_that_killed_another_server_lose_nothing_here() {
 }
 
 #[test]
-fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
+fn a_refused_start_fits_with_suggestions_or_more_memory() {
     story(async |stage| {
         let before = stage.measured().await;
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
@@ -459,7 +462,7 @@ async fn too_little(stage: &Stage, other_process: &mut OtherProcess, left: Bytes
 }
 
 #[test]
-fn another_process_arriving_in_any_phase_costs_tokens_not_the_start() {
+fn another_process_in_any_start_phase_only_shrinks_the_cache() {
     story(async |stage| {
         let before = stage.measured().await;
         for phase in [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate] {
@@ -487,7 +490,7 @@ fn another_process_arriving_in_any_phase_costs_tokens_not_the_start() {
                 println!("  attempt {attempt} of {target_tokens} tokens came to {phase}: {outcome:?}");
             }
             ask_all(&started.model, (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
-            eventually("all is made room for", async || stage.is_quiet().await).await;
+            eventually("the cache has shrunk enough", async || stage.is_quiet().await).await;
             drop(started);
             stage.runtime.unload(NAME).await.expect("the model unloads");
             drop(other_process.lock().expect("the lock is not poisoned").take());
@@ -527,7 +530,9 @@ fn prompt_scores_add_little_time_and_delay_no_other_request() {
                 ask_all(model, vec![load()], 2, scores.clone()).await;
                 waits.push(another.await.expect("no request fails"));
             }
-            println!("8,000 tokens, scored {top:?}: {alone:.3?}; somebody else waited {waits:.3?} for a token at most");
+            println!(
+                "8,000 tokens, scored {top:?}: {alone:.3?}; another request waited {waits:.3?} for a token at most"
+            );
             let fastest = [alone, waits].map(|times| times.into_iter().min().expect("three measurements each"));
             let [least, wait] = *plain.get_or_insert(fastest);
             assert!(

@@ -40,7 +40,7 @@ fn another_process_gets_1_8_and_40_gb_and_returns_all() {
 }
 
 #[test]
-fn another_process_gets_them_from_fp8_keys_and_values_too() {
+fn another_process_gets_memory_from_an_fp8_kv_cache() {
     another_process_gets_what_it_takes(KvCacheType::Fp8);
 }
 
@@ -96,7 +96,7 @@ fn another_process_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
         }
         drop(other_process);
         let went = Instant::now();
-        eventually("all is regained", async || kv(&stage).await == before.of_class(&Class::Kv)).await;
+        eventually("the cache has its old size", async || kv(&stage).await == before.of_class(&Class::Kv)).await;
         println!("regained after {:?}", went.elapsed());
         enough.store(true, Relaxed);
         let mut differ = 0;

@@ -46,7 +46,7 @@ async fn load(stage: &Stage, options: LoadOptions) -> Result<ModelHandle, Arc<St
 }
 
 #[test]
-fn another_process_filling_the_card_fails_a_load_until_it_leaves() {
+fn a_load_fails_while_another_process_fills_the_card() {
     story(async |stage| {
         let before = stage.measured().await;
         let other_process = Arc::new(Mutex::new(Some(OtherProcess::moves_in(OTHER_PROCESS))));
@@ -83,7 +83,7 @@ fn another_process_filling_the_card_fails_a_load_until_it_leaves() {
 }
 
 #[test]
-fn the_suggestion_for_a_small_card_starts_when_applied() {
+fn each_suggestion_for_a_small_card_starts_when_applied() {
     story(async |stage| {
         let before = stage.measured().await;
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
@@ -131,7 +131,7 @@ async fn too_little(stage: &Stage, other_process: &mut OtherProcess, left: Bytes
 }
 
 #[test]
-fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
+fn one_refused_launch_is_retried_and_repeated_refusals_fail_typed() {
     story(async |stage| {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
         let options = LoadOptions { kv_tokens: Some(4096), intensity, ..options() };

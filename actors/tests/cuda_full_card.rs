@@ -110,7 +110,7 @@ fn shown(side: u32) -> Chat {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_model_that_fills_the_card_serves_and_captures_again() {
+async fn a_model_that_fills_the_card_serves_and_recaptures_graphs() {
     let metrics_log = MetricsLog::open();
     let config = RuntimeConfig { device: DeviceChoice::Cuda(0), ..RuntimeConfig::default() };
     let runtime = match Runtime::start(config).await {

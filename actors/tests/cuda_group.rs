@@ -109,7 +109,7 @@ async fn first(model: &ModelHandle) -> f32 {
 }
 
 #[test]
-fn replies_are_the_same_each_time_and_close_to_one_ranks() {
+fn replies_of_several_ranks_repeat_and_match_one_rank_closely() {
     story(async |Stage { runtime, device }| {
         let devices = several(&device);
         for source in [shared_by(&devices), tiny("qwen3_vl_moe")] {
@@ -156,7 +156,7 @@ fn uncounted(devices: &[Arc<CudaDevice>]) -> Vec<Option<i64>> {
 const UNCOUNTED_MORE: Bytes = Bytes::mib(16);
 
 #[test]
-fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_our_kernels() {
+fn replies_through_nccl_repeat_and_match_our_all_reduce_closely() {
     story(async |Stage { device, .. }| {
         let devices = several(&device);
         if !are_apart(&devices) {
@@ -210,7 +210,7 @@ fn about_two(number: u32) -> Chat {
 }
 
 #[test]
-fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_fails_amid_them() {
+fn pictures_split_over_ranks_match_one_rank_even_after_failures() {
     story(async |Stage { runtime, device }| {
         let first_of = async |model: &ModelHandle, number| {
             let chat = about_two(number).log_probabilities(0);
@@ -295,7 +295,7 @@ fn another_process_takes_the_requested_bytes() {
 }
 
 #[test]
-fn another_process_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
+fn another_process_on_one_gpu_shrinks_and_regrows_all_ranks() {
     story(async |Stage { device, .. }| {
         let devices = several(&device);
         if !are_apart(&devices) {
@@ -307,8 +307,8 @@ fn another_process_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
         // The other process uses only the first GPU.
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let has = async || tokio::task::block_in_place(|| other_process.hold(wanted)) == wanted;
-        eventually("the other process has it", has).await;
-        eventually("all is made room for", async || {
+        eventually("the other process holds the memory", has).await;
+        eventually("the cache has shrunk enough", async || {
             let now = ranks.budget().measure().await.expect("the budget answers");
             now.canary == now.canary_wanted && now.deficit.is_zero() && now.foreign >= wanted
         })
@@ -318,14 +318,14 @@ fn another_process_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
         assert!(kv().await + Bytes::gib(6) < before && backed.iter().all(|bytes| *bytes == backed[0]));
         assert_eq!(answers(&model).await, said);
         drop(other_process);
-        eventually("all is regained", async || kv().await == before).await;
+        eventually("the cache has its old size", async || kv().await == before).await;
         assert_eq!(answers(&model).await, said);
         ranks.shutdown().await;
     });
 }
 
 #[test]
-fn a_lane_that_loses_a_rank_starts_again_and_no_request_is_lost() {
+fn a_lane_that_loses_a_rank_restarts_without_losing_requests() {
     story(async |Stage { device, .. }| {
         let devices = several(&device);
         let (ranks, model) = served(&devices, shared_by(&devices)).await;

@@ -49,7 +49,7 @@ struct Tenant {
 }
 
 impl Tenant {
-    async fn moves_in(stage: &Stage) -> Tenant {
+    async fn with_memory(stage: &Stage) -> Tenant {
         let target = CudaTarget::of(&stage.device).expect("the device reports its target");
         let kernels = CudaKernels::load(&stage.device, target, &options().blas).expect("the kernels load");
         let cuda = Cuda::new(&kernels).expect("a stream");
@@ -60,13 +60,13 @@ impl Tenant {
             .lease(Class::external("index"), page)
             .await
             .expect("the budget has room for the lease");
-        let segment = Segment::reserve(stage.runtime.device(), page * 2, lease).expect("addresses cost nothing");
+        let segment = Segment::reserve(stage.runtime.device(), page * 2, lease).expect("the addresses can be reserved");
         segment.back_to(page).expect("the segment is backed");
         Tenant { cuda, workspace: Workspace::over(segment) }
     }
 
     /// Runs the kernel on memory at this address, and waits for the result.
-    fn computes_at(&self, address: Address) -> Result<(), KernelError> {
+    fn compute_at(&self, address: Address) -> Result<(), KernelError> {
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cuda, &self.workspace, &counter);
         // SAFETY: both pages belong to this tenant, and only this thread uses them. The second page
@@ -78,12 +78,12 @@ impl Tenant {
 
     /// Runs the kernel on addresses without memory. Afterwards, the context is broken for the whole
     /// process.
-    fn goes_too_far(&self) {
+    fn write_out_of_bounds(&self) {
         let start = self.workspace.address();
-        self.computes_at(start).expect("a kernel can access the tenant's page");
-        let error = self.computes_at(start.offset(self.workspace.capacity())).expect_err("the address is not mapped");
+        self.compute_at(start).expect("a kernel can access the tenant's page");
+        let error = self.compute_at(start.offset(self.workspace.capacity())).expect_err("the address is not mapped");
         assert!(matches!(&error, KernelError::Device(error) if error.is_lost()), "{error:?}");
-        println!("the tenant hears: {error}");
+        println!("the tenant gets the error: {error}");
     }
 }
 
@@ -121,7 +121,7 @@ impl Open {
     }
 
     /// Checks that every reply ends with the loss, all with the same reason. Returns the reason.
-    async fn are_told(self) -> Arc<str> {
+    async fn assert_all_lost(self) -> Arc<str> {
         let mut reasons = Vec::new();
         for (number, reply) in self.streaming.into_iter().enumerate() {
             let who = format!("streaming {number}");
@@ -233,7 +233,7 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
     story(async |stage| {
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let diary = diary(stage.runtime.events());
-        let tenant = Tenant::moves_in(&stage).await;
+        let tenant = Tenant::with_memory(&stage).await;
         let (page, beside) = (stage.device.page(), stage.device.counts());
         assert_eq!(beside.backed, page, "only the tenant's page is still backed");
 
@@ -246,14 +246,14 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         assert!(of_the_model > ROUNDING * 4 && serving.pinned > beside.pinned, "{serving:?}");
 
         let open = Open::on(&model).await;
-        tenant.goes_too_far();
+        tenant.write_out_of_bounds();
         // This chat is refused if the loss has already been noticed. Otherwise it fails like the
         // other chats.
-        let late = soon("a chat in the midst of it", answer(&model, question("Who are you?", 4))).await;
+        let late = soon("a chat during the loss", answer(&model, question("Who are you?", 4))).await;
         let late = late.expect_err("the lost device computes no reply");
         assert!(matches!(late, ChatError::DeviceLost { .. } | ChatError::Stopped { .. }), "{late:?}");
         assert!(late.to_string().contains("lost") && !late.hint().is_empty(), "{late}; {}", late.hint());
-        let reason = open.are_told().await;
+        let reason = open.assert_all_lost().await;
         eventually("all credits are free", async || model.requests().0 == 0).await;
         assert_ended(&stage, &model).await;
 

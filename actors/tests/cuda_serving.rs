@@ -22,7 +22,7 @@ fn rule_2_a_thousand_steps_and_pictures_allocate_nothing_after_ready() {
 }
 
 #[test]
-fn rule_2_holds_with_fp8_keys_and_values() {
+fn rule_2_holds_with_an_fp8_kv_cache() {
     nothing_is_allocated_after_ready(KvCacheType::Fp8);
 }
 
@@ -75,7 +75,7 @@ fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
 }
 
 #[test]
-fn a_repeated_prompt_is_read_from_fp8_keys_and_values() {
+fn a_repeated_prompt_is_read_from_an_fp8_kv_cache() {
     story(async |stage| {
         let Some(model) = demo(&stage, LoadOptions { kv_cache_dtype: KvCacheType::Fp8, ..options() }).await else {
             return;
@@ -104,7 +104,7 @@ fn a_repeated_prompt_is_read_from_fp8_keys_and_values() {
 }
 
 #[test]
-fn a_model_is_served_in_the_requested_type() {
+fn a_model_is_served_in_the_requested_dtype() {
     story(async |stage| {
         let half = LoadOptions { dtype: Precision::Float16, ..options() };
         let loaded = stage.runtime.load_with(ModelSource::demo(), half, |_| {}).await;

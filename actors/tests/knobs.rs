@@ -32,7 +32,7 @@ fn rows<'p>(page: &'p str, head: &str) -> Vec<&'p str> {
 }
 
 #[test]
-fn the_knobs_page_has_exactly_the_lines_of_the_table() {
+fn the_knobs_page_lists_exactly_the_knobs_of_the_table() {
     let page = page();
     // An empty cell is one space in the page.
     let squeezed = |row: &str| row.replace("|  |", "| |").replace("|  |", "| |");
@@ -43,7 +43,7 @@ fn the_knobs_page_has_exactly_the_lines_of_the_table() {
 }
 
 #[test]
-fn the_knobs_page_lists_names_that_set_several() {
+fn the_knobs_page_lists_names_that_set_several_knobs() {
     let page = page();
     let expected: Vec<_> =
         NESTED.iter().map(|nested| format!("| `{}` | vLLM | {} |", nested.name, nested.meaning)).collect();
@@ -52,7 +52,7 @@ fn the_knobs_page_lists_names_that_set_several() {
 }
 
 #[test]
-fn every_name_known_from_other_engines_exists() {
+fn common_knob_names_of_other_engines_are_known() {
     let page = page();
     for name in [
         "max_pixels",

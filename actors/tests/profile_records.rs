@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn a_truncated_file_is_no_profile_and_no_panic(profile in any_profile(), cut in 0.0..1.0f64) {
+    fn a_truncated_profile_file_is_an_error_without_a_panic(profile in any_profile(), cut in 0.0..1.0f64) {
         let folder = Folder::empty();
         let place = folder.place();
         place.keep(profile.clone()).expect("the record is written");
@@ -126,26 +126,26 @@ proptest! {
 }
 
 #[test]
-fn a_profile_of_another_basis_lists_every_difference() {
+fn a_profile_with_another_key_lists_every_difference() {
     let folder = Folder::empty();
     let place = folder.place();
     assert_eq!(place.find(&on("580.1")), Ok(RecordLookup::Nothing));
     place.keep(profile(on("580.1"))).expect("the record is written");
     let Ok(RecordLookup::Differs(differences)) = place.find(&on("580.2")) else {
-        panic!("the record belongs to another driver version")
+        panic!("the lookup reports no differences")
     };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2"]);
     let other = profile_key(&[("driver", "580.2"), ("weights", "decaf"), ("rotation", "on")]);
     let Ok(RecordLookup::Differs(differences)) = place.find(&other) else {
-        panic!("the record differs in several facts")
+        panic!("the lookup reports no differences")
     };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2", "weights was c0ffee, is decaf", "rotation was unknown, is on"]);
 }
 
 #[test]
-fn the_four_latest_profiles_are_kept_and_the_nearest_is_named() {
+fn the_four_latest_profiles_are_kept_and_the_nearest_compared() {
     let folder = Folder::empty();
     let place = folder.place();
     for driver in ["1", "2", "3", "4"] {
@@ -160,12 +160,12 @@ fn the_four_latest_profiles_are_kept_and_the_nearest_is_named() {
     };
     assert_eq!(["1", "2", "3", "4", "5"].map(kv_blocks), [Some(5), None, Some(1234), Some(1234), Some(1234)]);
     let near = profile_key(&[("driver", "3"), ("weights", "decaf")]);
-    let Ok(RecordLookup::Differs(differences)) = place.find(&near) else { panic!("every record differs") };
+    let Ok(RecordLookup::Differs(differences)) = place.find(&near) else { panic!("the lookup reports no differences") };
     assert_eq!(differences.len(), 1, "the nearest record has the same driver: {differences:?}");
 }
 
 #[test]
-fn another_model_and_another_device_have_another_file() {
+fn each_model_and_device_has_a_separate_profile_file() {
     let folder = Folder::empty();
     let of = |model, origin, device| RecordPath::new(&folder.0, model, origin, device).path();
     let one = of("demo", "/models/demo", "NVIDIA H200");
@@ -274,7 +274,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
 }
 
 #[test]
-fn an_empty_list_is_no_profile() {
+fn an_empty_profile_list_finds_nothing() {
     let folder = Folder::empty();
     let file = format!("{{\"format\": {}, \"profiles\": []}}", current_format());
     fs::write(folder.place().path(), file).expect("the file is written");
@@ -282,7 +282,7 @@ fn an_empty_list_is_no_profile() {
 }
 
 #[test]
-fn a_special_or_oversized_file_is_not_read() {
+fn a_special_or_oversized_profile_file_is_not_read() {
     let folder = Folder::empty();
     let place = folder.place();
     fs::create_dir(place.path()).expect("a folder with the name of the file is created");
@@ -295,7 +295,7 @@ fn a_special_or_oversized_file_is_not_read() {
 }
 
 #[test]
-fn an_impossible_folder_is_a_reason() {
+fn an_unusable_profile_folder_is_a_typed_error() {
     let folder = Folder::empty();
     let file = folder.0.join("file");
     fs::write(&file, "no folder").expect("the file is written");
@@ -309,7 +309,7 @@ fn an_impossible_folder_is_a_reason() {
 }
 
 #[test]
-fn concurrent_writers_and_readers_always_find_a_whole_profile() {
+fn concurrent_readers_always_find_a_complete_profile() {
     let folder = Folder::empty();
     let place = folder.place();
     place.keep(profile(on("1"))).expect("the record is written");

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_devices_share_a_model_out_as_are_named_or_asked_for() {
+    fn a_model_is_split_over_the_named_or_requested_devices() {
         #[derive(clap::Parser)]
         struct Typed {
             #[command(flatten)]

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_named_by_their_flags_and_other_words_stay() {
+    fn setting_names_become_flags_and_other_words_stay() {
         let told = |text: &str| with_flags(text);
         assert_eq!(told("raise `max_tokens`, or `capacity`"), "raise --max-tokens, or --capacity");
         assert_eq!(told("raise `ImageLimits::bytes_max`"), "raise --picture-file-bytes");

@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_taken_as_vllm_spells_them() {
+    fn vllm_flag_spellings_are_accepted() {
         assert_eq!(
             typed("bursar serve -tp 2 --max_model_len=4096"),
             "bursar serve --tensor-parallel-size 2 --max-model-len=4096"
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn values_stay_as_they_are() {
+    fn values_of_flags_are_not_respelled() {
         for line in ["x --model a_b/c_d", "x --knobs=my_file.json -m a_b", "x -t -- --not_a_flag -tp"] {
             assert_eq!(typed(line), line);
         }

@@ -280,12 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn contradicting_names_of_a_knob_are_refused_with_both() {
-        let failure = typed(&["--max-num-seqs", "4", "--sequences", "8"]).knobs().expect_err("they disagree");
+    fn contradicting_aliases_of_a_knob_are_refused_by_name() {
+        let failure = typed(&["--max-num-seqs", "4", "--sequences", "8"]).knobs().expect_err("the two values differ");
         let (error, hint) = failure.told();
         assert!(error.contains("--max-num-seqs is 4") && error.contains("--sequences is 8"), "{failure}");
         assert!(hint.contains("--max-num-seqs") && hint.contains("--sequences"), "{failure}");
-        let same = typed(&["--max-num-seqs", "4", "--sequences", "4", "--sequences=4"]).knobs().expect("they agree");
+        let same = typed(&["--max-num-seqs", "4", "--sequences", "4", "--sequences=4"])
+            .knobs()
+            .expect("equal values are accepted");
         assert_eq!(same.sequences, Some(4));
     }
 }

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_read_as_python_reads_it() {
+    fn duplicate_fields_and_a_byte_order_mark_are_accepted() {
         let read = |body: &str| parsed::<Asked>(body.as_bytes()).map_err(|error| error.status);
         let right = Ok(Asked { turns: vec![Turn { text: "b".to_owned() }] });
         assert_eq!(read(r#"{"turns": [{"text": "a"}], "turns": [{"text": "a", "text": "b"}]}"#), right);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn each_type_of_a_pair_takes_its_fields() {
+    fn a_body_is_split_into_two_types_by_field_name() {
         #[derive(Debug, Deserialize, PartialEq)]
         struct Settings {
             n: Option<u32>,
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_said_to_be_none() {
+    fn invalid_json_is_an_error_of_the_body() {
         for body in ["", "{", r#"{"turns": []} x"#, "\u{0}", r#"{"turns": ["#] {
             assert_eq!(error(body)["param"], "body", "{body:?}");
         }

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_told_as_flags_and_options_as_fields() {
+    fn hints_name_server_flags_and_request_fields() {
         for (ours, theirs) in [
             ("ask again, or raise `requests`", "ask again, or start the server with a larger --requests"),
             (

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_fills_its_own_places_and_few_of_the_reserve() {
+    fn one_address_gets_its_connection_share_and_few_reserve_slots() {
         let (places, greedy) = (places(10, 4), address("192.0.2.1"));
         let taken: Vec<_> = std::iter::from_fn(|| places.take(greedy, Kind::Usual)).collect();
         let usual = taken.iter().filter(|place| place.kind == Kind::Usual).count();
@@ -133,11 +133,14 @@ mod tests {
         }
         drop(taken);
         assert_eq!(places.take(greedy, Kind::Usual).map(|place| place.kind), Some(Kind::Usual));
-        assert!(places.taken.lock().expect("not poisoned").addresses.is_empty(), "no client is left");
+        assert!(
+            places.taken.lock().expect("not poisoned").addresses.is_empty(),
+            "the counts of all addresses are removed"
+        );
     }
 
     #[test]
-    fn when_all_are_taken_the_reserve_is_left_and_an_ipv6_network_counts_as_one() {
+    fn a_full_server_uses_its_reserve_per_ipv6_network() {
         let places = places(2, 1);
         let _taken = ["2001:db8::1", "::ffff:192.0.2.1"].map(|of| places.take(address(of), Kind::Usual).expect("free"));
         for late in ["2001:db8::2", "192.0.2.1", "192.0.2.9"] {

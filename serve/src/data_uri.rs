@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_of_any_encoder_has_the_same_bytes() {
+    fn base64_variants_decode_to_the_same_bytes() {
         // The base64 text fills more than two chunks.
         let bytes: Vec<u8> = (0..=255).cycle().take(7000).chain([0xfb, 0xff, 0xbf]).collect();
         for length in [7003, 7002, 7001, 6145, 6144, 6143, 3073, 3072, 3071, 259, 258, 257, 1] {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_read_in_any_case_and_with_parameters_and_spaces() {
+    fn data_uri_headers_may_have_any_case_parameters_and_spaces() {
         for (rest, expected) in [
             ("image/png;base64,AA", Some(("image/png", true, "AA"))),
             ("IMAGE/PNG;BASE64,AA", Some(("image/png", true, "AA"))),

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_come_in_the_order_of_their_calls() {
+    fn tool_results_are_ordered_like_their_calls() {
         let called = |ids: &[&str]| {
             let calls = ids.iter().map(|&id| Some(id.to_owned())).collect();
             DraftMessage { calls, ..DraftMessage::new(Role::Assistant, Vec::new()) }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_calls_and_results_are_matched_in_a_moment() {
+    fn a_hundred_thousand_calls_and_results_are_matched_quickly() {
         let ids = || (0..100_000).map(|id: u32| id.to_string());
         let calls = ids().map(Some).collect();
         let mut drafts = vec![DraftMessage { calls, ..DraftMessage::new(Role::Assistant, Vec::new()) }];

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_addresses_are_told_from_public_ones_in_every_disguise() {
+    fn private_addresses_are_recognized_in_every_notation() {
         for public in ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8"] {
             assert!(is_public(public.parse().expect("an address")), "{public}");
         }
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn only_allowed_hosts_pass_by_their_own_name_and_port() {
+    fn only_urls_with_an_allowed_host_and_port_pass() {
         let hosts = ["example.org".to_owned(), "pictures.example.org:8443".to_owned()];
         for url in ["http://example.org/a.png", "https://EXAMPLE.org/", "https://pictures.example.org:8443/a?b=c"] {
             assert!(check(url, &hosts).is_ok(), "{url}");
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_lead_to_whole_urls_or_paths() {
+    fn redirects_must_be_absolute_urls_or_paths() {
         let from: Uri = "https://example.org:8443/a/b".parse().expect("a URL");
         assert_eq!(joined(&from, "/c").as_deref(), Some("https://example.org:8443/c"));
         assert_eq!(joined(&from, "http://evil.net/c").as_deref(), Some("http://evil.net/c"));

@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_films_length_is_read_from_its_own_line() {
+    fn a_videos_duration_is_parsed_from_the_duration_line() {
         let told = |line: &str| format!("Input #0, mov, from 'file':\n  Metadata:\n    title: Duration: 9\n{line}\n");
         assert_eq!(duration(&told("  Duration: 01:02:03.50, start: 0.0, bitrate: 32 kb/s")), Some(3723.5));
         for none in ["  Duration: N/A, start: 0.0", "  Duration: ", "  Duration: -1:00:00", "  Duration: 1", ""] {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_film_costs_is_read_from_its_own_line() {
+    fn a_videos_pixel_rate_is_parsed_from_the_stream_line() {
         let told =
             |line: &str| format!("  Metadata:\n    title: : Video: 9x9, 9 fps\n{line}\n  Stream #0:1: Audio: aac\n");
         for (line, pixels) in [
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_frames_are_thinned_at_even_distances() {
+    fn too_many_frames_are_thinned_evenly() {
         let thinned = |count: u64, most| {
             let mut thinned = Thinned { kept: Vec::new(), most, stride: 1, seen: 0 };
             (0..count).for_each(|number| thinned.take(number));
@@ -384,14 +384,14 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_short_and_names_no_place() {
+    fn an_ffmpeg_error_is_shortened_and_names_no_path() {
         assert_eq!(reason("\n[mov @ 0x55] [in @ 0x6] moov atom not found\nmore"), "moov atom not found");
         assert_eq!(reason("file:/dev/fd/0: Invalid data"), "the video: Invalid data");
         assert_eq!(reason(&"x".repeat(5000)).len(), REASON_CHARS);
     }
 
     #[tokio::test]
-    async fn frames_are_read_by_their_own_sizes_and_cut_ones_are_refused() {
+    async fn frames_are_read_by_size_and_truncated_frames_refused() {
         let mut two = &b"P6\n2 1\n255\nabcdefP6\n1 1\n255\nxyz"[..];
         let mut sizes = Vec::new();
         while let Some(frame) = ppm(&mut two).await.expect("a frame") {

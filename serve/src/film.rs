@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_film_is_known_by_its_first_bytes_and_a_playlist_is_none() {
+    fn a_video_format_is_recognized_by_its_first_bytes() {
         let (mov, matroska) = (Some(Kind::Contained("mov")), Some(Kind::Contained("matroska")));
         for (head, kind) in [
             (&b"\0\0\0\x20ftypisom"[..], mov),

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_taken_from_either_header_and_no_other_passes() {
+    fn only_valid_keys_in_either_header_are_admitted() {
         let guard = guarding(&["one", "two"], None);
         for (name, value) in [("authorization", "Bearer one"), ("authorization", "bearer two"), ("x-api-key", "two")] {
             assert!(guard.admit_at(&headers(name, value), false).is_ok(), "{name}: {value}");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_has_so_many_replies_at_once_and_others_theirs() {
+    fn concurrent_replies_are_limited_for_each_key() {
         let guard = guarding(&["one", "two"], Some(1));
         let [one, two] = ["one", "two"].map(|key| guard.admit_at(&headers("x-api-key", key), false).expect("a key"));
         let permit = one.permits(1).expect("the first permit");
@@ -252,15 +252,15 @@ mod tests {
     }
 
     #[test]
-    fn administrators_are_those_with_their_key_or_whoever_is_alone_with_the_server() {
+    fn administrators_need_a_key_unless_the_server_is_local() {
         let of = |guard: &Guard, key: &str, is_local| {
             guard.admit_at(&headers("x-api-key", key), is_local).map(|client| client.is_admin())
         };
         let is_admin = |guard: &Guard, key: &str| of(guard, key, true);
         let (open, keyed) = (guarding(&[], None), guarding(&["one"], None));
-        assert_eq!(of(&open, "x", false).ok(), Some(false), "other machines can reach the server");
+        assert_eq!(of(&open, "x", false).ok(), Some(false), "a server that other machines can reach needs admin keys");
         assert_eq!(is_admin(&open, "x").ok(), Some(true));
-        assert_eq!(is_admin(&keyed, "one").ok(), Some(false), "clients have keys, so this is no administrator");
+        assert_eq!(is_admin(&keyed, "one").ok(), Some(false), "a client key is not an admin key");
         for keys in [vec![], vec!["one".to_owned()]] {
             let options = ServeOptions { keys, admin_keys: vec!["boss".to_owned()], ..ServeOptions::default() };
             let guard = Guard::new(&ServeOptions { open_admin: true, ..options });
@@ -271,11 +271,18 @@ mod tests {
     }
 
     #[test]
-    fn everybody_shares_the_places_where_there_are_no_keys() {
+    fn clients_without_keys_share_one_reply_limit() {
         let guard = guarding(&[], Some(1));
-        let [one, two] = [(); 2].map(|()| guard.admit_at(&HeaderMap::new(), false).expect("every client"));
+        let [one, two] = [(); 2]
+            .map(|()| guard.admit_at(&HeaderMap::new(), false).expect("a server without keys admits every client"));
         let _permit = one.permits(1).expect("the first permit");
         assert!(two.permits(1).is_err());
-        assert!(guarding(&[], None).admit_at(&HeaderMap::new(), false).expect("every client").permits(1).is_ok());
+        assert!(
+            guarding(&[], None)
+                .admit_at(&HeaderMap::new(), false)
+                .expect("a server without keys admits every client")
+                .permits(1)
+                .is_ok()
+        );
     }
 }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_end_that_comes_with_a_request_is_kept_back_and_a_later_one_is_not() {
+    async fn a_half_close_soon_after_a_request_is_held_back() {
         for (pause_ms, is_kept_back) in [(0, true), (99, true), (101, false)] {
             let ((ours, mut theirs), ended) = (duplex(64), Arc::new(Notify::new()));
             let mut ours = HalfClosed::new(ours, ended.clone());
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_resets_the_connection_later_is_noticed() {
+    async fn a_connection_reset_after_a_half_close_is_noticed() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let mut theirs = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("the listener accepts");
         let ours = listener.accept().await.expect("a client").0;

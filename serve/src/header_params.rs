@@ -72,7 +72,7 @@ mod tests {
     use crate::error::Shape;
 
     #[test]
-    fn a_tenant_is_the_keys_where_keys_are_tenants_and_else_the_headers() {
+    fn the_tenant_of_a_key_overrides_the_tenant_header() {
         let read = |name: &str, of_key: Option<&str>| {
             let headers = HeaderMap::from_iter([(TENANT.parse().expect("a name"), name.parse().expect("a value"))]);
             let header_params = HeaderParams::of(&headers, of_key.map(str::to_owned));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_are_whole_milliseconds_and_zero_is_none() {
+    fn header_deadlines_are_whole_milliseconds_and_zero_means_none() {
         let read = |text: &'static str| {
             HeaderParams::of(
                 &HeaderMap::from_iter([("x-deadline-ms".parse().expect("a name"), text.parse().expect("a value"))]),
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(read("250").ok().map(|read| read.deadlines), Some([None, None, Some(Duration::from_millis(250))]));
         assert_eq!(read("0").ok().map(|read| read.deadlines), Some([None, None, Some(Duration::MAX)]));
         for wrong in ["", "-1", "1.5", "soon"] {
-            let error = read(wrong).map(drop).expect_err("the request is wrong").body(Shape::OpenAi);
+            let error = read(wrong).map(drop).expect_err("the request is invalid").body(Shape::OpenAi);
             assert_eq!(error["error"]["param"], "x-deadline-ms", "{wrong}");
         }
     }

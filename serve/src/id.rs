@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_differ_and_keep_their_prefix() {
+    fn fresh_ids_differ_and_keep_their_prefix() {
         let names: std::collections::BTreeSet<_> = (0..1000).map(|_| fresh("chatcmpl-")).collect();
         assert_eq!(names.len(), 1000);
         assert!(names.iter().all(|name| name.starts_with("chatcmpl-") && name.len() == 41));

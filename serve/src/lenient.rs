@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_truth_values_are_read_from_what_pydantic_reads() {
+    fn numbers_and_booleans_are_parsed_like_pydantic() {
         let count = |count| Some(Asked { count: Some(count), ..Asked::default() });
         for written in [json!(16), json!(16.0), json!("16"), json!(" 16 "), json!("16.0"), json!("1.6e1"), json!("+16")]
         {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused() {
+    fn invalid_numbers_booleans_and_strings_are_refused() {
         for wrong in [
             json!({"count": 16.5}),
             json!({"count": "sixteen"}),

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_model_needs_no_name_and_one_of_several_does() {
+    fn a_model_name_is_required_only_with_several_models() {
         assert_eq!(loading(&[&["a", "b"]]).find(None).expect("the only model is found").names[0], "a");
         assert_eq!(loading(&[&["a", "b"]]).find(Some("b")).expect("the model is found by its alias").names[0], "a");
         let several = loading(&[&["a"], &["b"]]);
@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_loaded_is_not_ready_and_says_what_it_does() {
+    fn a_loading_model_answers_503_with_retry_after() {
         let error = loading(&[&["a"]]).ready(None).map(|_| ()).expect_err("the model is still loading");
         assert_eq!(error.status, 503);
         assert!(error.response(crate::error::Shape::OpenAi).headers().contains_key("retry-after"));
     }
 
     #[test]
-    fn a_model_that_failed_is_not_there_and_the_others_are() {
+    fn a_failed_model_is_not_found_and_other_models_serve() {
         let models = loading(&[&["a"], &["b", "b2"]]);
         models.set(vec!["b".into(), "b2".into()], ModelState::Failed("no such folder".into()));
         for name in ["b", "b2"] {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alias_is_answered_and_not_listed_and_a_models_own_name_comes_first() {
+    fn model_names_take_precedence_over_aliases() {
         let models = loading(&[&["org/a"], &["b"]]);
         for (alias, of) in [("a", "org/a"), ("b", "org/a"), ("c", "gone")] {
             models.alias(alias.to_owned(), of.to_owned());
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut_at_a_character() {
+    fn a_long_name_is_cut_at_a_character_boundary() {
         assert_eq!(shortened(&"ä".repeat(200)).chars().count(), 81);
     }
 }

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_stand_one_a_line_and_what_no_header_carries_is_named() {
+    fn key_files_have_one_sendable_key_per_line() {
         assert_eq!(keys_of("# ours\n one \n\ntwo\n"), Ok(vec!["one".to_owned(), "two".to_owned()]));
         assert_eq!(keys_of("# ours\n"), Err(KeyError::None));
         assert_eq!(keys_of("one\nt wo"), Err(KeyError::Unsendable { line: 2 }));

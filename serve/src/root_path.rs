@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_whole_part_of_a_path_is_removed() {
+    fn the_root_path_is_removed_only_as_whole_segments() {
         for (uri, rest) in [
             ("/llm/v1/models?limit=1", Some("/v1/models?limit=1")),
             ("/llm/", Some("/")),

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_an_object_where_they_are_one() {
+    fn call_arguments_become_an_object_if_they_parse() {
         assert_eq!(as_object(json!("{\"a\": 1}")), json!({"a": 1}));
         assert_eq!(as_object(json!("{\"a\": ")), json!("{\"a\": "));
         assert_eq!(as_object(json!("")), json!({}));

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_series_are_told_again_as_vllms() {
+    fn metrics_are_repeated_under_vllm_names() {
         let ours = "# TYPE bursar_sequences_running gauge\nbursar_sequences_running{model=\"a\"} 3\n\
                     bursar_kv_blocks{model=\"a\"} 8\nbursar_kv_blocks_used{model=\"a\"} 2\n\
                     bursar_time_to_first_token_seconds_bucket{model=\"a\",le=\"0.5\"} 4\n\

@@ -67,7 +67,7 @@ const PHRASES: [&str; 8] =
 const ALLOWED: [(&str, &str); 0] = [];
 
 #[test]
-fn replaced_names_do_not_come_back() {
+fn replaced_names_are_not_used() {
     let mut found = Vec::new();
     for (name, text) in FOLDERS.iter().flat_map(|folder| sources(folder)) {
         let code = code(&text);

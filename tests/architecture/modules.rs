@@ -285,7 +285,7 @@ fn defines(code: &str, name: &str) -> bool {
 }
 
 #[test]
-fn a_path_leads_through_re_exports_to_the_file_that_defines_the_item() {
+fn a_path_resolves_through_re_exports_to_the_defining_file() {
     let files = [
         ("lib.rs", "mod a;\nmod b;\npub use a::A;\n"),
         ("a.rs", "pub struct A;\nuse crate::b::{self, c::C};\nfn f(_: C) { b::d() }\n"),

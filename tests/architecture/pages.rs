@@ -76,7 +76,7 @@ fn the_readme_opens_with_the_main_command_and_the_test_command() {
 }
 
 #[test]
-fn pages_keep_to_their_length() {
+fn pages_stay_within_their_word_limits() {
     for (page, words_max) in [
         ("README.md", 1_000),
         ("ARCHITECTURE.md", 1_600),
@@ -95,7 +95,7 @@ fn pages_keep_to_their_length() {
 }
 
 #[test]
-fn decisions_are_short_numbered_and_in_their_index() {
+fn decisions_are_short_numbered_and_indexed() {
     let index = read("docs/adr/README.md");
     let pages: Vec<String> = files(".md").into_iter().filter(|page| page.starts_with("docs/adr/0")).collect();
     assert!(pages.len() <= 32, "{} decisions in force; merge decisions about one topic", pages.len());
@@ -135,7 +135,7 @@ fn resolved(path: &Path) -> PathBuf {
 }
 
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn links_between_pages_have_targets() {
     let mut broken = Vec::new();
     for page in files(".md") {
         let text = read(&page);
@@ -202,7 +202,7 @@ fn in_one_line(text: &str) -> String {
 }
 
 #[test]
-fn numbers_in_pages_are_those_of_the_code() {
+fn numbers_in_pages_equal_those_in_the_code() {
     for (page, told, file, code) in NUMBERS {
         assert!(in_one_line(&read(page)).contains(told), "{page} no longer says \"{told}\" ({file}: {code})");
         assert!(
@@ -218,7 +218,7 @@ fn numbers_in_pages_are_those_of_the_code() {
 }
 
 #[test]
-fn restart_limits_in_the_architecture_page_are_those_of_the_code() {
+fn restart_limits_in_the_architecture_page_match_the_code() {
     let page = in_one_line(&read("ARCHITECTURE.md"));
     let (load, runtime) = (bursar::LoadOptions::default(), bursar::RuntimeConfig::default());
     for limit in [load.intensity, load.engine_intensity, runtime.budget_intensity, runtime.device_intensity] {

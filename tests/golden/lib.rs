@@ -52,19 +52,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_that_of_the_unpacked_file() {
+    fn path_returns_the_unpacked_file() {
         let config = path("qwen2/config.json");
         assert!(fs::read_to_string(&config).expect("the archive was unpacked").contains("Qwen2ForCausalLM"));
     }
 
     #[test]
-    fn a_file_in_no_archive_is_returned_as_it_is() {
+    fn a_file_outside_archives_keeps_its_path() {
         assert!(path("README.md").starts_with(ARCHIVES));
     }
 
     #[test]
     #[should_panic(expected = "absent does not exist")]
-    fn an_unknown_archive_is_named() {
+    fn an_unknown_archive_panics_with_its_name() {
         path("absent/config.json");
     }
 

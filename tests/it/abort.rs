@@ -50,7 +50,7 @@ fn the_library_detects_a_program_built_with_panic_abort() {
 }
 
 #[test]
-fn the_refusal_says_what_to_change() {
+fn the_panic_abort_error_says_what_to_change() {
     let error = RuntimeError::PanicAborts;
     assert!(error.to_string().contains("panic = \"abort\"") && error.hint().contains("unwind"));
 }

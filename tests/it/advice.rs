@@ -37,7 +37,7 @@ fn planned(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_plan_understands_every_flag_of_the_advice() {
+fn a_plan_accepts_every_flag_of_the_advice() {
     let card = ["--shape", "qwen2.5-vl-7b", "--gpu", "rtx4090", "--dtype=half"];
     let told = planned(&[&card[..], &ADVICE].concat());
     assert_eq!((&told["model"], &told["device"]["dtype"]), (&json!("qwen-omni-7b"), &json!("f16")), "{told}");
@@ -56,7 +56,7 @@ fn a_plan_understands_every_flag_of_the_advice() {
 }
 
 #[test]
-fn a_host_device_refuses_half_and_takes_the_other_advice() {
+fn a_host_device_refuses_half_and_accepts_the_other_flags() {
     // The flags are checked before any loading or stress test.
     for command in ["chat", "profile"] {
         let typed =
@@ -118,7 +118,7 @@ fn copied(golden: &str, passes: impl Fn(&str) -> bool) -> Folder {
 }
 
 #[test]
-fn a_plan_needs_no_weights_in_its_folder() {
+fn a_plan_needs_no_weight_files() {
     for golden in ["qwen2", "qwen2_5_vl"] {
         for device in [&["--device", "host"][..], &["--gpu", "h200"]] {
             let plan = |folder: &str| planned(&[&["--model", folder][..], device].concat());

@@ -150,7 +150,7 @@ fn a_broken_pictures_error_shows_none_of_its_content() {
 }
 
 #[test]
-fn a_broken_picture_is_named_by_its_file() {
+fn a_broken_picture_is_reported_by_file_name() {
     story(async {
         let (stage, folder) = (Stage::set(small()).await, Folder::empty());
         let path = folder.path().join("cat.png");
@@ -162,7 +162,7 @@ fn a_broken_picture_is_named_by_its_file() {
 }
 
 #[test]
-fn a_file_may_be_as_large_as_its_model_takes() {
+fn a_picture_file_may_reach_its_models_size_limit() {
     story(async {
         let folder = Folder::empty();
         let path = folder.path().join("large.png");
@@ -332,7 +332,7 @@ fn an_unreadable_file_or_missing_folder_is_named() {
 }
 
 #[test]
-fn an_assistant_turn_may_hold_pictures_and_a_system_turn_text() {
+fn system_turns_and_turns_of_mixed_content_are_answered() {
     story(async {
         let stage = Stage::set(small()).await;
         let chat = Chat::new()

@@ -87,7 +87,7 @@ fn every_demo_figure_is_measured_or_named_as_left_out() {
 }
 
 #[test]
-fn random_weights_of_a_shape_print_a_table_of_figures() {
+fn bench_prints_a_table_of_figures_for_random_weights() {
     let arguments = ["--shape", "qwen2.5-vl-tiny", "--random", "--quick", "--only", "prefill,pictures"];
     let output = bench(&arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -101,7 +101,7 @@ fn random_weights_of_a_shape_print_a_table_of_figures() {
 }
 
 #[test]
-fn decoding_is_measured_at_the_asked_context_and_batches() {
+fn decoding_is_measured_at_the_requested_context_and_batches() {
     let asked = ["--quick", "--json", "--seed", "7", "--only", "decode", "--decode-context", "200", "--batches", "2,3"];
     let report = report(&bench(&asked));
     let of = |list: &str| report[list].as_array().expect("a list").clone();
@@ -115,7 +115,7 @@ fn decoding_is_measured_at_the_asked_context_and_batches() {
 }
 
 #[test]
-fn the_roofline_of_ranks_is_that_of_what_each_has() {
+fn the_roofline_of_several_ranks_counts_the_work_of_one() {
     let asked = ["--quick", "--json", "--seed", "7", "--only", "prefill", "--teraflops", "5", "--terabytes", "0.5"];
     let work = |device| {
         let figures = figures(&report(&bench_on(device, &asked)));
@@ -133,7 +133,7 @@ fn run(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn agents_are_replayed_with_tools_and_pictures_in_their_history() {
+fn agent_conversations_are_replayed_with_tools_and_pictures() {
     let run = run(&["--synthetic", "agents", "--quick", "--rate", "6", "--seconds", "1"]);
     let requests = run["requests"].as_u64().expect("a number");
     assert!(requests >= 6 && run["answered"] == requests, "{run}");
@@ -147,7 +147,7 @@ fn agents_are_replayed_with_tools_and_pictures_in_their_history() {
 }
 
 #[test]
-fn what_went_to_the_host_and_came_back_is_counted() {
+fn bytes_copied_to_and_from_the_host_are_counted() {
     // Seven different prompts of 1,000 tokens each, with 4,096 tokens of KV cache on the device.
     // The eighth request repeats the prompt of the first.
     let line = |number: u64| {
@@ -177,7 +177,7 @@ fn what_went_to_the_host_and_came_back_is_counted() {
 }
 
 #[test]
-fn a_trace_is_played_at_its_times_and_its_rate_can_be_changed() {
+fn a_trace_is_replayed_at_its_own_or_another_rate() {
     let folder = Folder::empty();
     let lines = [(0, "[1]"), (300, "[1]"), (900, "[2]")].map(|(at, hashes)| {
         format!("{{\"timestamp\": {at}, \"input_length\": 200, \"output_length\": 5, \"hash_ids\": {hashes}}}\n")
@@ -205,7 +205,7 @@ fn a_trace_is_played_at_its_times_and_its_rate_can_be_changed() {
 }
 
 #[test]
-fn a_figure_that_cannot_be_measured_gets_a_hint() {
+fn an_impossible_bench_run_fails_with_a_hint() {
     let output = bench(&["--shape", "gpt-9", "--random", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
@@ -222,7 +222,7 @@ fn a_figure_that_cannot_be_measured_gets_a_hint() {
 }
 
 #[tokio::test]
-async fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
+async fn a_signal_ends_a_measurement_with_the_figures_so_far() {
     let asked = ["--quick", "--json", "--only", "start,decode", "--batches", "1", "--decode-steps", "3000"];
     let command = |asked: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
@@ -234,7 +234,7 @@ async fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
         let process = child.id().expect("the program runs").to_string();
         // `SigCgt` has one bit per signal that the process handles. The handler of SIGTERM (signal
         // 15) is installed last.
-        eventually("it hears both", async || {
+        eventually("the process handles both signals", async || {
             let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the program runs");
             let heard = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux reports it");
             let both = 1 << 1 | 1 << 14;

@@ -70,7 +70,7 @@ fn chat(tokens: &[u32]) -> Chat {
 }
 
 #[test]
-fn a_router_knows_what_the_model_finds_cached_before_it_asks() {
+fn block_events_predict_the_cached_tokens_of_a_prompt() {
     story(async {
         let stage = Stage::set(small()).await;
         let (mut router, mut events) = (Router::default(), stage.model.block_events());
@@ -91,7 +91,7 @@ fn a_router_knows_what_the_model_finds_cached_before_it_asks() {
 }
 
 #[test]
-fn a_pictures_blocks_say_which_picture_they_show() {
+fn block_events_name_the_picture_of_each_block() {
     story(async {
         let stage = Stage::set(small()).await;
         let (mut router, mut events) = (Router::default(), stage.model.block_events());
@@ -107,7 +107,7 @@ fn a_pictures_blocks_say_which_picture_they_show() {
 }
 
 #[test]
-fn a_router_hears_of_a_death_and_a_sleep_and_of_what_comes_after() {
+fn block_events_report_scheduler_deaths_and_sleeps() {
     story(async {
         let stage = Stage::set(small()).await;
         let (model, tokens) = (&stage.model, prompt(40, 100));
@@ -139,7 +139,7 @@ fn a_router_hears_of_a_death_and_a_sleep_and_of_what_comes_after() {
 }
 
 #[test]
-fn blocks_that_another_process_takes_are_told_of_while_they_go() {
+fn block_events_report_blocks_lost_to_another_process() {
     story(async {
         let device = device_of(Bytes::mib(24));
         let runtime = runtime_on(&device).await;
@@ -170,7 +170,7 @@ fn blocks_that_another_process_takes_are_told_of_while_they_go() {
 }
 
 #[test]
-fn a_router_that_lagged_hears_all_that_there_is_from_the_beginning() {
+fn a_lagging_router_receives_all_current_blocks_again() {
     story(async {
         let stage = Stage::set(small()).await;
         let (mut router, mut events) = (Router::default(), stage.model.block_events());

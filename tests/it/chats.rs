@@ -33,7 +33,7 @@ fn a_length_limit_ends_a_reply_after_its_tokens() {
 }
 
 #[test]
-fn greedy_replies_repeat_and_seeds_repeat_and_differ() {
+fn greedy_replies_repeat_and_seeds_determine_sampled_replies() {
     story(async {
         let stage = Stage::set(small()).await;
         assert_eq!(answer(&stage.model, about(2)).await, answer(&stage.model, about(2)).await);
@@ -49,7 +49,7 @@ fn greedy_replies_repeat_and_seeds_repeat_and_differ() {
 }
 
 #[test]
-fn text_alone_and_pictures_in_two_turns_are_answered() {
+fn text_chats_and_pictures_in_two_turns_are_answered() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -108,7 +108,7 @@ fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
 }
 
 #[test]
-fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
+fn a_reply_preempted_with_its_picture_continues_unchanged() {
     let metrics_log = MetricsLog::open();
     story(async {
         // On a busy machine the requests may begin so far apart that none is preempted.
@@ -161,7 +161,7 @@ async fn replies_that_lose_pictures(name: &str) {
 }
 
 #[test]
-fn dropping_a_reply_cancels_and_others_go_on() {
+fn dropping_a_reply_cancels_only_that_request() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -226,7 +226,7 @@ fn a_stop_string_across_tokens_ends_the_reply_before_it() {
 }
 
 #[test]
-fn a_slow_reader_holds_back_only_its_own_reply() {
+fn a_slow_reader_delays_only_its_own_reply() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;

@@ -482,17 +482,17 @@ fn each_is_refused(rows: Vec<Row>) {
 }
 
 #[test]
-fn each_bad_file_is_refused_and_the_runtime_goes_on() {
+fn each_bad_file_is_refused_and_the_runtime_continues() {
     each_is_refused(files());
 }
 
 #[test]
-fn each_bad_tensor_is_refused_and_the_runtime_goes_on() {
+fn each_bad_tensor_is_refused_and_the_runtime_continues() {
     each_is_refused(tensors());
 }
 
 #[test]
-fn each_bad_setting_is_refused_and_the_runtime_goes_on() {
+fn each_bad_setting_is_refused_and_the_runtime_continues() {
     each_is_refused(settings());
 }
 

@@ -130,7 +130,7 @@ fn impossible_options_are_refused_before_a_model_is_loaded() {
 }
 
 #[test]
-fn video_samples_in_a_form_are_numbered_and_scored() {
+fn video_samples_with_a_schema_are_numbered_and_scored() {
     let folder = std::env::temp_dir().join(format!("bursar-command-line-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a temporary folder");
     let frames = folder.join("frames");
@@ -181,7 +181,7 @@ fn a_device_is_chosen_by_name_or_refused_with_a_hint() {
 }
 
 #[test]
-fn a_drill_reports_each_attempt_and_loses_no_byte() {
+fn a_drill_reports_each_attempt_and_leaks_no_byte() {
     for (device, fault, attempts, ready) in [
         ("host", "validate:2", 3, true),
         ("host", "validate:4", 4, false),
@@ -224,7 +224,7 @@ fn a_drill_of_a_missing_model_fails() {
 }
 
 #[test]
-fn an_unreadable_drill_says_what_would_be_valid() {
+fn an_invalid_drill_script_is_refused_with_valid_values() {
     for (fault, hint) in
         [("warmup:1", "load, probe, capture, back, validate, serve"), ("load:5", "1 to 4"), ("load", "validate:2")]
     {
@@ -237,7 +237,7 @@ fn an_unreadable_drill_says_what_would_be_valid() {
 }
 
 #[test]
-fn a_profile_prints_what_was_measured() {
+fn the_profile_command_prints_its_measurements() {
     let output = bursar(&[&["profile", "--json", "--device", "host"], &LIMITS[..]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let told = object(&output);

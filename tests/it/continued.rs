@@ -5,7 +5,7 @@ use bursar::{Chat, ChatError, ContinueError, Hint, OutputFormat, Role, TextError
 use crate::stage::{Stage, about, ask, small, story, text};
 
 #[test]
-fn a_continued_reply_goes_on_as_the_whole_one_did() {
+fn a_continued_reply_equals_the_rest_of_the_whole_reply() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -28,7 +28,7 @@ fn a_continued_reply_goes_on_as_the_whole_one_did() {
 }
 
 #[test]
-fn a_form_binds_what_is_added_and_not_what_was_said() {
+fn a_format_constrains_only_the_continuation() {
     story(async {
         let stage = Stage::set(small()).await;
         let colour = OutputFormat::Choice(vec!["blue".to_owned()]);
@@ -38,7 +38,7 @@ fn a_form_binds_what_is_added_and_not_what_was_said() {
 }
 
 #[test]
-fn only_a_turn_of_the_model_that_is_shown_is_continued() {
+fn only_a_rendered_assistant_turn_can_be_continued() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;

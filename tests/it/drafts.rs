@@ -122,7 +122,7 @@ fn greedy_and_sampled_replies_are_equal_with_and_without_drafts() {
 }
 
 #[test]
-fn replies_of_a_model_with_recurrent_states_are_equal_with_and_without_drafts() {
+fn replies_of_hybrid_models_are_equal_with_and_without_drafts() {
     replies_are_equal(hybrid, drafting("hybrid"), of_few_tokens, 200.0);
 }
 
@@ -184,7 +184,7 @@ fn a_chat_is_answered_the_same_before_and_after_other_chats() {
 }
 
 #[test]
-fn a_reply_may_end_anywhere_inside_an_accepted_run() {
+fn a_reply_may_end_at_any_accepted_draft() {
     let metrics_log = MetricsLog::open();
     story(async {
         let (with, without) = (Stage::set(drafting("ending")).await, Stage::set(plain("whole")).await);
@@ -431,7 +431,7 @@ fn plan(more: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn what_drafts_take_is_planned_from_vllms_flag() {
+fn memory_for_drafts_is_planned_from_vllms_flag() {
     let step_workspace = |more: &[&str]| {
         let (fits, output) = plan(more);
         assert!(fits, "{output}");

@@ -29,7 +29,7 @@ async fn closed(model: &ModelHandle) {
 }
 
 #[test]
-fn a_drain_begins_nothing_and_ends_after_the_running_requests() {
+fn a_drain_admits_no_request_and_waits_for_running_requests() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -69,7 +69,7 @@ fn a_drain_without_requests_ends_at_once() {
 }
 
 #[test]
-fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
+fn a_drain_ends_and_counts_requests_at_its_deadline() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -95,7 +95,7 @@ fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
 }
 
 #[test]
-fn a_model_drains_alone_and_frees_its_name() {
+fn draining_one_model_disturbs_no_other_and_frees_its_name() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -129,7 +129,7 @@ fn a_model_drains_alone_and_frees_its_name() {
 }
 
 #[test]
-fn a_model_dying_during_a_drain_returns_for_its_last_requests() {
+fn a_model_that_dies_while_draining_restarts_for_its_requests() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -147,7 +147,7 @@ fn a_model_dying_during_a_drain_returns_for_its_last_requests() {
 }
 
 #[test]
-fn a_request_at_a_closed_gate_hears_the_models_reason() {
+fn a_request_at_a_closed_gate_reports_the_models_end() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -167,7 +167,7 @@ fn a_request_at_a_closed_gate_hears_the_models_reason() {
 }
 
 #[test]
-fn concurrent_drains_shutdowns_loads_and_unloads_all_end_clean() {
+fn concurrent_drains_shutdowns_loads_and_unloads_all_end_cleanly() {
     story(async {
         for round in 0..6u32 {
             let device = device();
@@ -214,7 +214,7 @@ fn concurrent_drains_shutdowns_loads_and_unloads_all_end_clean() {
 }
 
 #[test]
-fn a_runtime_answers_while_another_with_its_names_dies() {
+fn a_runtime_is_unaffected_by_the_death_of_another() {
     story(async {
         let (one, two) = (device(), device());
         let (first, second) = (runtime_on(&one).await, runtime_on(&two).await);

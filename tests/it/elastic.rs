@@ -191,11 +191,11 @@ fn of_a_picture(number: u32) -> Chat {
 }
 
 #[test]
-fn another_process_takes_memory_stepwise_beside_chats_and_returns_it() {
-    [KvCacheType::Auto, KvCacheType::Fp8].into_iter().for_each(comes_stepwise);
+fn another_process_takes_and_returns_memory_stepwise_during_chats() {
+    [KvCacheType::Auto, KvCacheType::Fp8].into_iter().for_each(takes_and_returns_memory_stepwise);
 }
 
-fn comes_stepwise(kv_cache_dtype: KvCacheType) {
+fn takes_and_returns_memory_stepwise(kv_cache_dtype: KvCacheType) {
     story(async {
         let card = Card::with(watchful(), LoadOptions { kv_cache_dtype, ..filling() }).await;
         let expected = undisturbed(&card.model, 9, long).await;
@@ -266,7 +266,7 @@ fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
 }
 
 #[test]
-fn another_process_is_noticed_long_before_the_next_look() {
+fn another_process_is_noticed_before_the_next_full_probe() {
     story(async {
         // The first full look is 20 s after the start. Until then, the budget makes a brief check
         // every second.
@@ -279,7 +279,7 @@ fn another_process_is_noticed_long_before_the_next_look() {
 }
 
 #[test]
-fn another_process_that_takes_and_returns_repeatedly_shrinks_the_cache_once() {
+fn repeated_foreign_growth_shrinks_the_cache_only_once() {
     story(async {
         let patience = Duration::from_secs(600);
         let card = Card::filled(WatchOptions { patience, ..watchful() }).await;
@@ -297,7 +297,7 @@ fn another_process_that_takes_and_returns_repeatedly_shrinks_the_cache_once() {
 }
 
 #[test]
-fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
+fn memory_is_unbacked_only_after_its_fences_pass() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, long(3)).await;
@@ -310,7 +310,7 @@ fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
         let all = blocks().await;
         card.device.hold_fences();
         card.other_process_takes(card.before.free + card.before.canary).await;
-        eventually("its blocks are named by nobody", async || blocks().await < all).await;
+        eventually("no sequence uses the removed blocks", async || blocks().await < all).await;
         assert_eq!(answer(&card.model, long(3)).await, expected, "steps go on in the remaining cache");
         let ledger = card.ledger().await;
         assert_eq!((card.device.counts().unbacks, ledger.granted), (0, card.before.granted), "{ledger}");
@@ -338,7 +338,7 @@ fn refused_growth_changes_nothing_and_is_retried() {
 }
 
 #[test]
-fn the_cache_makes_room_for_unleased_bytes_too() {
+fn the_cache_shrinks_for_unleased_overhead() {
     story(async {
         let card = Card::filled(watchful()).await;
         let kv = card.kv().await;
@@ -351,7 +351,7 @@ fn the_cache_makes_room_for_unleased_bytes_too() {
 }
 
 #[test]
-fn two_models_shrink_the_younger_first() {
+fn the_younger_of_two_models_shrinks_first() {
     story(async {
         let device = device_of(Bytes::mib(40));
         let config = RuntimeConfig {
@@ -399,7 +399,7 @@ fn drift_is_zero_until_uncounted_bytes_appear() {
             card.quiet().await;
             card.device.foreign_gives_back(Bytes::mib(5));
             card.regained().await;
-            eventually("it was looked at", async || metrics_log.most("bursar_drift_bytes{device=host}").is_some())
+            eventually("the device was probed", async || metrics_log.most("bursar_drift_bytes{device=host}").is_some())
                 .await;
             assert_eq!(
                 metrics_log.most("bursar_drift_bytes{device=host}"),
@@ -410,7 +410,7 @@ fn drift_is_zero_until_uncounted_bytes_appear() {
             assert_eq!(metrics_log.most("bursar_device_total_bytes{device=host}"), Some(Bytes::mib(24).0 as f64));
             assert_eq!(metrics_log.most("bursar_canary_bytes{device=host}"), Some(card.before.canary.0 as f64));
             let bytes = card.device.drifts(Bytes::kib(100));
-            eventually("it shows", async || {
+            eventually("the drift is shown", async || {
                 metrics_log.most("bursar_drift_bytes{device=host}") == Some(bytes.0 as f64)
             })
             .await;

@@ -14,7 +14,7 @@ use crate::{
     stage::Folder,
 };
 
-fn told(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -22,7 +22,7 @@ fn told(output: &Output) -> String {
 fn refused(arguments: &[&str]) -> (String, Option<i32>) {
     let output = chat(arguments, "");
     assert!(!output.status.success(), "{arguments:?} must be refused");
-    (told(&output), output.status.code())
+    (stderr_of(&output), output.status.code())
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
         let mut child = command.spawn().expect("the binary exists");
         drop(child.stdout.take());
         let output = child.wait_with_output().expect("the program ends");
-        assert_eq!(told(&output), "", "{arguments:?}");
+        assert_eq!(stderr_of(&output), "", "{arguments:?}");
         let is_refused = arguments[0] == "drill";
         assert_eq!(output.status.code(), Some(if is_refused { 2 } else { 0 }), "{arguments:?}");
     }
@@ -56,7 +56,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
 }
 
 #[test]
-fn a_schema_error_is_reported_with_its_place() {
+fn a_schema_error_is_reported_with_its_path() {
     let folder = Folder::empty();
     let schema = folder.path().join("schema.json");
     let fault = json!({"type": "object", "properties": {"size": {"type": "integer"}, "kind": {"type": "zebra"}}});
@@ -66,7 +66,7 @@ fn a_schema_error_is_reported_with_its_place() {
 }
 
 #[test]
-fn a_templates_refusal_is_reported_in_its_own_words() {
+fn a_templates_error_message_is_reported_verbatim() {
     let folder = Folder::empty();
     for entry in fs::read_dir(bursar_golden::demo_checkpoint()).expect("the demo's checkpoint").flatten() {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
@@ -78,7 +78,7 @@ fn a_templates_refusal_is_reported_in_its_own_words() {
 }
 
 #[test]
-fn settings_are_named_as_flags_and_pictures_by_their_files() {
+fn errors_name_settings_as_flags_and_pictures_by_file() {
     let picture = path("model/demo/pictures/shapes.png");
     let shown = ["--image", &picture, "hello"];
     for (flag, value) in [("--picture-file-bytes", "1KiB"), ("--picture-source-pixels", "1000")] {
@@ -129,14 +129,14 @@ fn flag<'h>(hint: &'h str, name: &str) -> &'h str {
 }
 
 #[test]
-fn a_start_error_names_the_capacity_that_a_plan_names() {
+fn a_start_error_suggests_the_same_capacity_as_a_plan() {
     for said in [&["--capacity", "16MiB"][..], &["--capacity", "60MiB", "--canary", "1MiB", "--kv-tokens", "16384"]] {
         let own = ["--device", "host"];
         let planned = object(&bursar(&[&["plan", "--json"], &own, said].concat()));
         let suggestion = planned["suggestions"].as_array().expect("a list")[0].clone();
         let planned = suggestion["to"].as_u64().expect("bytes");
         let started = bursar(&[&["chat", "--profile-cache", "none", "hello"], &own[..], said].concat());
-        let told = told(&started);
+        let told = stderr_of(&started);
         let capacity = flag(&told, "--capacity ");
         assert_eq!(capacity, format!("{}MiB", planned >> 20), "{told}\n{suggestion}");
         // The capacity suggested is the smallest that fits, to the MiB.
@@ -151,7 +151,7 @@ fn a_start_error_names_the_capacity_that_a_plan_names() {
 }
 
 #[test]
-fn each_failed_sample_says_which_it_is() {
+fn each_failed_sample_reports_its_number() {
     let samples = |arguments: &[&str]| {
         let output = chat(&[&["-n", "3", "--json"], arguments, &["hello"]].concat(), "");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");

@@ -58,7 +58,7 @@ fn a_step_is_prepared_ahead_unless_the_host_needs_its_token() {
 }
 
 #[test]
-fn a_penalised_reply_is_the_same_batched_cached_and_after_deaths() {
+fn a_penalised_reply_is_equal_batched_cached_or_after_deaths() {
     story(async {
         let envelope = small_envelope();
         let stage = Stage::set(LoadOptions { envelope: Some(envelope), ..small() }).await;
@@ -128,7 +128,7 @@ fn samples_match_their_seeds_replies_and_share_one_prompt_computation() {
 }
 
 #[test]
-fn a_dropped_sample_does_not_end_the_others() {
+fn a_dropped_sample_does_not_end_other_samples() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -178,7 +178,7 @@ fn samples_are_all_accepted_or_none() {
 }
 
 #[test]
-fn a_turn_reuses_what_the_turn_before_computed() {
+fn a_turn_reuses_the_cached_prefix_of_the_previous_turn() {
     story(async {
         let stage = Stage::set(small()).await;
         let first = about(1);
@@ -209,7 +209,7 @@ fn a_salted_prefix_is_reused_only_with_the_same_salt() {
 }
 
 #[test]
-fn running_replies_have_let_go_of_their_pictures_rows() {
+fn running_replies_release_the_rows_of_their_pictures() {
     story(async {
         let envelope = Some(Envelope { sequences: 13, ..small_envelope() });
         let stage = Stage::set(LoadOptions { envelope, kv_tokens: Some(4096), ..small() }).await;
@@ -243,7 +243,7 @@ fn running_replies_have_let_go_of_their_pictures_rows() {
 }
 
 #[test]
-fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
+fn an_earlier_turns_picture_is_neither_decoded_nor_encoded_again() {
     let metrics_log = MetricsLog::open();
     story(async {
         let name = Some("turns".to_owned());
@@ -291,7 +291,7 @@ fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
 }
 
 #[test]
-fn different_pictures_under_the_same_words_are_never_confused() {
+fn prompts_that_differ_only_in_pictures_share_no_picture_blocks() {
     story(async {
         let stage = Stage::set(small()).await;
         let words = |number| {
@@ -326,7 +326,7 @@ fn different_pictures_under_the_same_words_are_never_confused() {
 }
 
 #[test]
-fn log_probabilities_are_the_models_own_and_match_the_choice() {
+fn log_probabilities_ignore_temperature_and_match_the_chosen_token() {
     story(async {
         let stage = Stage::set(small()).await;
         let plain = ask(&stage.model, about(1)).await.expect("the model answers");
@@ -350,7 +350,7 @@ fn log_probabilities_are_the_models_own_and_match_the_choice() {
 }
 
 #[test]
-fn prompt_log_probabilities_come_first_and_match_those_of_a_reply() {
+fn prompt_log_probabilities_are_complete_and_unchanged_by_deaths() {
     story(async {
         // Steps of 48 tokens, so the prompt is computed in chunks.
         let stage = Stage::set(small()).await;
@@ -406,7 +406,7 @@ fn a_tokens_score_is_equal_in_prompt_and_reply() {
 }
 
 #[test]
-fn a_reply_stays_between_its_least_and_most_tokens() {
+fn a_reply_respects_its_minimum_and_maximum_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
         let free = ask(&stage.model, about(1).max_tokens(100)).await.expect("the model answers");
@@ -481,7 +481,7 @@ fn penalties_and_biases_reach_the_sampler() {
 }
 
 #[test]
-fn a_reply_keeps_its_form_when_sampled_and_across_deaths() {
+fn a_reply_matches_its_format_when_sampled_and_across_deaths() {
     story(async {
         // An untrained model writes white space wherever the grammar allows it.
         let envelope = Some(bursar::Envelope { context_tokens: 600, ..small_envelope() });
@@ -529,7 +529,7 @@ fn a_reply_keeps_its_form_when_sampled_and_across_deaths() {
 }
 
 #[test]
-fn a_reply_past_its_deadline_says_so_and_frees_everything() {
+fn a_reply_past_its_deadline_fails_and_frees_its_resources() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;

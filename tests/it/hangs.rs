@@ -14,7 +14,7 @@ use crate::{
 
 /// Two concurrent requests with pictures never ended (issue 2321).
 #[test]
-fn two_picture_chats_at_once_answer_as_they_do_alone() {
+fn two_concurrent_picture_chats_get_the_same_replies_as_alone() {
     story(async {
         let stage = Stage::set(small()).await;
         for pair in [[1, 2], [3, 3]] {
@@ -31,7 +31,7 @@ fn two_picture_chats_at_once_answer_as_they_do_alone() {
 /// Two identical pictures in one prompt caused a shape error or a silently
 /// wrong reply (issue 2323).
 #[test]
-fn a_picture_twice_in_a_prompt_reads_as_two_files_of_the_same_pixels() {
+fn a_repeated_picture_equals_two_pictures_with_the_same_pixels() {
     story(async {
         let stage = Stage::set(small()).await;
         let drawn = RgbImage::from_fn(56, 84, |x, y| Rgb([(x * 4) as u8, (y * 3) as u8, 90]));
@@ -53,7 +53,7 @@ fn a_picture_twice_in_a_prompt_reads_as_two_files_of_the_same_pixels() {
 /// 32 concurrent requests took longer than the same requests one after the other (issue 2343). In
 /// this runtime, concurrent requests share steps.
 #[test]
-fn thirty_two_chats_at_once_take_a_fraction_of_the_steps() {
+fn thirty_two_concurrent_chats_share_steps() {
     let metrics_log = MetricsLog::open();
     story(async {
         let envelope = Some(Envelope { sequences: 8, ..small_envelope() });

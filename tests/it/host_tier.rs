@@ -63,7 +63,7 @@ async fn eight_turns(stage: &Stage) -> Vec<Whole> {
 }
 
 #[test]
-fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
+fn the_eighth_turn_of_a_swapped_chat_is_hardly_recomputed() {
     let metrics_log = MetricsLog::open();
     story(async {
         let with = Stage::set(for_one("eight turns", SOME)).await;
@@ -96,7 +96,7 @@ fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
 }
 
 #[test]
-fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
+fn a_picture_with_swapped_blocks_is_encoded_once() {
     let metrics_log = MetricsLog::open();
     story(async {
         let stage = Stage::set(for_one("seen once", SOME)).await;
@@ -148,7 +148,7 @@ fn with_rows(name: &str, swap_space: Bytes) -> LoadOptions {
 }
 
 #[test]
-fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
+fn an_evicted_picture_is_copied_back_and_not_encoded_again() {
     let metrics_log = MetricsLog::open();
     story(async {
         let with = Stage::set(with_rows("rows", SOME)).await;
@@ -201,7 +201,7 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
 }
 
 #[test]
-fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request() {
+fn vision_failures_during_copies_lose_no_request() {
     let metrics_log = MetricsLog::open();
     story(async {
         let patient = Intensity { restarts_max: 1000, back_off: std::time::Duration::ZERO, ..Intensity::default() };
@@ -272,7 +272,7 @@ async fn crowded(name: &str, swap_space: Bytes) -> Vec<Whole> {
 }
 
 #[test]
-fn preempted_replies_come_back_from_the_host_unchanged() {
+fn preempted_replies_resume_from_the_host_unchanged() {
     let metrics_log = MetricsLog::open();
     story(async {
         let with = crowded("crowded", SOME).await;
@@ -293,7 +293,7 @@ fn preempted_replies_come_back_from_the_host_unchanged() {
 }
 
 #[test]
-fn a_lane_or_scheduler_that_dies_in_the_middle_of_copies_loses_no_request() {
+fn a_lane_or_scheduler_death_during_copies_loses_no_request() {
     story(async {
         let patient = Intensity { restarts_max: 1000, back_off: std::time::Duration::ZERO, ..Intensity::default() };
         let stage = Stage::set(LoadOptions { intensity: patient, ..for_one("deaths", SOME) }).await;
@@ -326,7 +326,7 @@ fn a_lane_or_scheduler_that_dies_in_the_middle_of_copies_loses_no_request() {
 }
 
 #[test]
-fn host_memory_is_leased_shown_and_given_back() {
+fn host_memory_is_leased_and_released_on_unload() {
     story(async {
         let stage = Stage::set(for_one("leased", SOME)).await;
         let leased = stage.snapshot().await;
@@ -341,7 +341,7 @@ fn host_memory_is_leased_shown_and_given_back() {
 }
 
 #[test]
-fn more_swap_space_than_host_memory_is_refused_before_anything_is_loaded() {
+fn more_swap_space_than_host_memory_is_refused_before_loading() {
     story(async {
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(placed(&device())),

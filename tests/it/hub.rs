@@ -90,7 +90,7 @@ fn a_sharded_model_is_fetched_once_then_starts_offline() {
 }
 
 #[test]
-fn offline_only_the_cache_is_used_and_a_missing_model_says_so() {
+fn offline_mode_uses_the_cache_and_reports_a_missing_model() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     let offline = HubOptions { is_offline: true, ..options(&hub, &cache) };
     let fetched = || HubModel::new(ID, offline.clone()).fetch(&());
@@ -328,7 +328,7 @@ fn an_index_may_name_only_existing_plain_files() {
 }
 
 #[test]
-fn a_file_missing_on_the_hub_is_asked_for_once() {
+fn a_file_missing_on_the_hub_is_requested_once() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.remove("generation_config.json");
     fetch(&hub, &cache).expect("generation_config.json may be missing");
@@ -362,7 +362,7 @@ fn a_plan_fetches_no_weights() {
 }
 
 #[test]
-fn a_tokenizer_in_parts_is_fetched_if_none_is_whole() {
+fn tokenizer_parts_are_fetched_without_a_tokenizer_json() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.remove("tokenizer.json");
     hub.put("vocab.json", r#"{"a": 0, "b": 1}"#);
@@ -378,7 +378,7 @@ fn a_tokenizer_in_parts_is_fetched_if_none_is_whole() {
 }
 
 #[test]
-fn an_unload_during_a_fetch_waits_for_no_download() {
+fn an_unload_during_a_fetch_does_not_wait_for_downloads() {
     story(async {
         let (hub, cache) = (Hub::of(&golden()), Folder::empty());
         hub.fail(Fault::Stall);

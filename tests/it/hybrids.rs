@@ -53,7 +53,7 @@ impl HybridModel {
         let salt = format!("cold {}", COLD.fetch_add(1, Relaxed));
         let cold = ask(&self.model, chat.cache_salt(salt)).await.expect("the model answers");
         assert_eq!(cold.cached_tokens, 0, "nothing has this salt");
-        assert_eq!(said(&warm), said(&cold), "{} tokens were cached", warm.cached_tokens);
+        assert_eq!(reasoning_and_text(&warm), reasoning_and_text(&cold), "{} tokens were cached", warm.cached_tokens);
         Answered { cached: warm.cached_tokens, prompt: warm.usage.prompt_tokens }
     }
 }
@@ -66,7 +66,7 @@ struct Answered {
 }
 
 /// The reasoning and the reply. The chat template starts the reasoning.
-fn said(reply: &Whole) -> String {
+fn reasoning_and_text(reply: &Whole) -> String {
     [&*reply.reasoning, &reply.text].concat()
 }
 
@@ -103,7 +103,7 @@ fn last_kept(prompt: usize) -> usize {
 }
 
 #[test]
-fn a_long_prompt_is_resumed_when_it_comes_again() {
+fn a_repeated_long_prompt_is_resumed() {
     // vLLM issues 51250 and 51198; Atlas `prefix_hit_reanchor`, for prompts of whole steps.
     story(async {
         let hybrid = HybridModel::sized(envelope(512, 2), 2048).await;
@@ -121,7 +121,7 @@ fn a_long_prompt_is_resumed_when_it_comes_again() {
 }
 
 #[test]
-fn each_turn_of_an_agent_resumes_at_its_last_turn() {
+fn each_agent_turn_resumes_after_the_previous_turn() {
     // vLLM issue 42317: one client in a loop never found its own prefix.
     story(async {
         let hybrid = HybridModel::sized(envelope(1024, 2), 4096).await;
@@ -139,7 +139,7 @@ fn each_turn_of_an_agent_resumes_at_its_last_turn() {
 }
 
 #[test]
-fn the_next_turn_resumes_within_the_reply_before_it() {
+fn the_next_turn_resumes_within_the_previous_reply() {
     // The turns are tokens, because the text of a random model's reply may have other tokens.
     story(async {
         let hybrid = HybridModel::sized(envelope(1024, 2), 4096).await;
@@ -160,7 +160,7 @@ fn the_next_turn_resumes_within_the_reply_before_it() {
 }
 
 #[test]
-fn a_common_system_prompt_is_found_by_all_but_the_first_two_prompts() {
+fn a_common_system_prompt_is_cached_after_two_prompts() {
     // vLLM issues 45238 and 40696: states were kept only in the part that no other prompt had.
     story(async {
         let hybrid = HybridModel::sized(envelope(512, 4), 4096).await;
@@ -177,7 +177,7 @@ fn a_common_system_prompt_is_found_by_all_but_the_first_two_prompts() {
 }
 
 #[test]
-fn other_questions_about_a_picture_resume_after_it() {
+fn later_questions_about_a_picture_resume_after_the_picture() {
     // llama.cpp issue 26994; ik_llama issues 1383 and 1398: each turn read the picture again.
     story(async {
         let hybrid = HybridModel::sized(envelope(512, 2), 4096).await;
@@ -255,7 +255,7 @@ fn metrics_of_states_count_slots_snapshots_and_copied_bytes() {
 }
 
 #[test]
-fn another_picture_is_never_taken_for_the_first() {
+fn the_state_of_one_picture_is_never_used_for_another() {
     // ik_llama issues 1893 and 1985: the second turn described the first turn's picture.
     story(async {
         let hybrid = HybridModel::sized(envelope(512, 4), 4096).await;
@@ -281,7 +281,7 @@ fn another_picture_is_never_taken_for_the_first() {
 }
 
 #[test]
-fn the_longest_prompt_is_answered_while_others_run() {
+fn the_longest_prompt_is_answered_while_other_requests_run() {
     // vLLM issue 40420: one long prompt stopped the engine although the pool had enough free
     // blocks.
     story(async {
@@ -295,7 +295,7 @@ fn the_longest_prompt_is_answered_while_others_run() {
 }
 
 #[test]
-fn a_start_at_defaults_fits_the_memory_that_there_is() {
+fn a_start_with_defaults_fits_small_devices() {
     // vLLM recipes issue 831: the default number of sequences exceeded the states that fit.
     story(async {
         for mebibytes in [52, 64, 96] {

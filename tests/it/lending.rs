@@ -110,7 +110,7 @@ fn crowd(model: &ModelHandle) -> Vec<JoinHandle<Whole>> {
 }
 
 #[test]
-fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() {
+fn an_idle_model_lends_kv_memory_until_its_next_requests() {
     let metrics_log = MetricsLog::open();
     story(async {
         let (fixture, [(busy, own), (idle, lent)]) = Fixture::of_two().await;
@@ -148,7 +148,7 @@ fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() 
 }
 
 #[test]
-fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
+fn lent_memory_returns_when_the_lender_unloads_or_dies() {
     story(async {
         let (fixture, [(busy, own), (idle, lent)]) = Fixture::of_two().await;
         let replies = crowd(&busy);
@@ -172,7 +172,7 @@ fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
 }
 
 #[test]
-fn models_with_fractions_of_a_device_keep_their_shares_through_deaths_and_sleep() {
+fn models_keep_their_device_fractions_through_deaths_and_sleep() {
     story(async {
         let mut fixture = Fixture::of(Bytes::mib(84)).await;
         let first = fixture.with(shared("first", 0.4)).await;
@@ -192,7 +192,7 @@ fn models_with_fractions_of_a_device_keep_their_shares_through_deaths_and_sleep(
 }
 
 #[test]
-fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
+fn only_an_idle_model_gives_memory_to_a_waiting_tenant() {
     story(async {
         let mut fixture = Fixture::of(Bytes::mib(40)).await;
         let model = fixture.with(shared("demo", 1.0)).await;
@@ -220,7 +220,7 @@ fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
 }
 
 #[test]
-fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
+fn a_load_recalls_borrowed_memory_and_replies_continue() {
     story(async {
         let (fixture, [(busy, own), (idle, lent)]) = Fixture::of_two().await;
         let expected = answer(&idle, about(1)).await;
@@ -249,7 +249,7 @@ fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
 }
 
 #[test]
-fn an_idle_model_gives_way_to_a_load_and_a_wake_and_does_not_sleep() {
+fn an_idle_model_shrinks_for_loads_and_wakes_without_sleeping() {
     story(async {
         // Each model could put the other model to sleep if nothing else freed enough memory.
         let mut fixture = Fixture::where_models_sleep(Bytes::mib(40), Some(Duration::from_millis(1))).await;

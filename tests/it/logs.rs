@@ -33,7 +33,7 @@ fn command(arguments: &[&str]) -> Command {
 
 /// All lines of the log, each of which must be a JSON object.
 #[track_caller]
-fn told(output: &Output) -> Vec<Value> {
+fn log_lines(output: &Output) -> Vec<Value> {
     let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");
     let object = |line: &str| serde_json::from_str::<Value>(line).unwrap_or_else(|_| panic!("{line:?} of\n{text}"));
     let lines: Vec<_> = text.lines().map(object).collect();
@@ -62,7 +62,7 @@ fn with_log_json_progress_notices_and_errors_are_json() {
     let ask = [question.as_str()];
     let output = command(&[&["chat"], &LIMITS[..], &json[..], &ask[..]].concat()).output().expect("the program ends");
     assert_eq!(output.status.code(), Some(1));
-    let lines = told(&output);
+    let lines = log_lines(&output);
     for said in ["metrics: http://127.0.0.1:", "planning the worst cases", "loading weights", "ready"] {
         assert!(lines.iter().any(|line| message(line).starts_with(said)), "{said}: {lines:?}");
     }
@@ -71,7 +71,7 @@ fn with_log_json_progress_notices_and_errors_are_json() {
     // The address is logged even if the log level hides everything else.
     let quiet = ["--log", "json", "--log-level", "error", "--metrics", "0", &question];
     let output = command(&[&["chat"], &LIMITS[..], &quiet[..]].concat()).output().expect("the program ends");
-    assert!(told(&output).iter().any(|line| message(line).starts_with("metrics: ")));
+    assert!(log_lines(&output).iter().any(|line| message(line).starts_with("metrics: ")));
 }
 
 #[test]
@@ -79,11 +79,11 @@ fn with_log_json_a_wrong_command_line_is_json() {
     for said in [&["--log", "json", "chat", "--nonsense"][..], &["chat", "--nonsense", "--log=json"]] {
         let output = command(said).output().expect("the program ends");
         assert_eq!(output.status.code(), Some(2));
-        let [line] = told(&output).try_into().expect("one line");
+        let [line] = log_lines(&output).try_into().expect("one line");
         assert!(message(&line).contains("--nonsense"), "{line}");
     }
     let output = command(&["chat", "--nonsense"]).env("BURSAR_LOG", "json").output().expect("the program ends");
-    assert_eq!(told(&output).len(), 1);
+    assert_eq!(log_lines(&output).len(), 1);
     let output = command(&["--log", "json", "--help"]).output().expect("the program ends");
     assert!(output.status.success() && output.stderr.is_empty(), "help is not an error");
 }
@@ -95,7 +95,7 @@ fn with_log_json_a_panic_is_json() {
     let full = File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
     let output = command(&["--log", "json", "plan", "--gpu", "h200", "--json"]).stdout(full).output().expect("output");
     assert!(!output.status.success());
-    let lines = told(&output);
+    let lines = log_lines(&output);
     assert!(lines.iter().any(|line| line["level"] == "ERROR" && !message(line).is_empty()), "{lines:?}");
 }
 
@@ -105,7 +105,7 @@ fn a_refused_request_is_logged_with_reason_and_id() {
     for level in ["info", "warn"] {
         let json = ["--log", "json", "--log-level", level];
         let output = command(&[&["chat"], &LIMITS[..], &json[..], &[&too_long]].concat()).output().expect("output");
-        let lines = told(&output);
+        let lines = log_lines(&output);
         let refused: Vec<_> = lines.iter().filter(|line| message(line) == "refused").collect();
         let [refused] = refused[..] else { panic!("expected one line: {lines:?}") };
         assert_eq!(refused["reason"], "refused");
@@ -126,7 +126,7 @@ fn scheduler_and_lanes_log_under_the_requests_id() {
     let asked = ["--log", "json", "--log-level", "debug", "--temperature", "0", "--image", &picture, "What is it?"];
     let output = command(&[&["chat"], &limits[..], &sizes[..], &asked[..]].concat()).output().expect("output");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let lines = told(&output);
+    let lines = log_lines(&output);
     let lines = of_requests(&lines);
     let found = |module: &str, said: &str| {
         let line = lines.iter().find(|line| message(line) == said && line["target"].as_str() == Some(module));
@@ -142,7 +142,7 @@ fn scheduler_and_lanes_log_under_the_requests_id() {
 }
 
 #[test]
-fn a_vision_encoder_that_is_left_out_is_named_in_a_warning() {
+fn an_omitted_vision_encoder_is_named_in_a_warning() {
     let folder = Folder::empty();
     let model = folder.path().join("model.gguf");
     std::fs::copy(bursar_golden::path("gguf/qwen3_5.gguf"), &model).expect("the file can be copied");
@@ -150,7 +150,7 @@ fn a_vision_encoder_that_is_left_out_is_named_in_a_warning() {
     let model = model.to_str().expect("a path in UTF-8");
     let asked = ["--log", "json", "--model", model, "--capacity", "96MiB", "--max-tokens", "2", "Hello"];
     let output = command(&[&["chat"], &LIMITS[..], &asked].concat()).output().expect("the program ends");
-    let lines = told(&output);
+    let lines = log_lines(&output);
     assert!(output.status.success(), "the model serves text: {lines:?}");
     let warnings: Vec<_> = lines.iter().filter(|line| line["level"] == "WARN").collect();
     let [warning] = warnings[..] else { panic!("expected one warning: {lines:?}") };

@@ -68,7 +68,7 @@ fn assert_lost(outcome: Result<Whole, ChatError>, when: &str) {
 }
 
 #[test]
-fn a_loss_fails_running_requests_and_the_model_changes_device() {
+fn a_device_loss_fails_running_requests_and_moves_the_model() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -143,7 +143,7 @@ fn a_device_lost_during_a_worst_case_is_replaced() {
 }
 
 #[test]
-fn a_device_lost_during_a_reclaim_leaves_the_ledger_whole() {
+fn a_device_lost_during_a_reclaim_keeps_the_ledger_consistent() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let beside = demo(&spares.runtime, small()).await;
@@ -159,7 +159,7 @@ fn a_device_lost_during_a_reclaim_leaves_the_ledger_whole() {
         device.lose("a script says so");
         device.let_calls_pass();
         unloading.await.expect("no panic").expect("the model unloads");
-        eventually("another device is there", async || spares.made.load(SeqCst) == 2).await;
+        eventually("the second device was opened", async || spares.made.load(SeqCst) == 2).await;
         answer(&beside, about(1)).await;
         spares.assert_whole().await;
         let engines = spares.runtime.supervised().await.expect("the runtime answers").engines;
@@ -179,7 +179,7 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
         // This request or the budget notices the loss, whichever is first. The budget notices it
         // when it reads a segment's release note.
         drop(ask(&model, about(1)).await);
-        eventually("another device is there", async || spares.made.load(SeqCst) == 2).await;
+        eventually("the second device was opened", async || spares.made.load(SeqCst) == 2).await;
         answer(&model, about(1)).await;
         let before = spares.runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(before.of_class(&Class::external("mine")), Bytes::ZERO);
@@ -233,7 +233,7 @@ fn a_second_loss_ends_the_runtime_with_the_reason() {
 }
 
 #[test]
-fn a_load_during_a_fatal_loss_hears_the_reason() {
+fn a_load_during_a_fatal_loss_fails_with_the_reason() {
     story(async {
         let spares = Spares::of(vec![device()]).await;
         spares.devices[0].play(Script::new().lose_at_back(3));
@@ -263,7 +263,7 @@ fn a_shutdown_during_a_loss_ends_everything_once() {
         let model = demo(&runtime, small()).await;
         devices[0].lose("a script says so");
         assert_lost(ask(&model, about(1)).await, "its prefill");
-        eventually("another is being made", async || at_it.load(SeqCst) == 2).await;
+        eventually("the second device is being opened", async || at_it.load(SeqCst) == 2).await;
         runtime.shutdown().await;
         let error = model.chat(about(1)).await.expect_err("the runtime has ended");
         assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");

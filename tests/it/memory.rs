@@ -42,7 +42,7 @@ fn rule_1_the_ledgers_parts_never_exceed_the_total() {
 }
 
 #[test]
-fn no_memory_is_asked_of_the_driver_after_ready() {
+fn no_driver_memory_is_requested_after_ready() {
     story(async {
         let stage = Stage::set(small()).await;
         let (backs, reservations) = (stage.device.counts().backs, stage.device.counts().reservations);
@@ -84,7 +84,7 @@ fn two_models_serve_on_one_device_under_one_ledger() {
 }
 
 #[test]
-fn a_tenant_waits_for_room_and_may_stop_waiting() {
+fn a_tenant_waits_for_memory_and_may_cancel() {
     story(async {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();

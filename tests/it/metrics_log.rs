@@ -77,31 +77,31 @@ impl Recorder for MetricsLog {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        Counter::from_arc(Arc::new(self.ear(key, "counter")))
+        Counter::from_arc(Arc::new(self.logged(key, "counter")))
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::from_arc(Arc::new(self.ear(key, "gauge")))
+        Gauge::from_arc(Arc::new(self.logged(key, "gauge")))
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        Histogram::from_arc(Arc::new(self.ear(key, "histogram")))
+        Histogram::from_arc(Arc::new(self.logged(key, "histogram")))
     }
 }
 
 impl MetricsLog {
     /// Installs the recorder of this process.
     pub fn open() -> MetricsLog {
-        static EARS: OnceLock<MetricsLog> = OnceLock::new();
+        static RECORDER: OnceLock<MetricsLog> = OnceLock::new();
         let open = || {
             let metrics_log = MetricsLog::default();
             metrics::set_global_recorder(metrics_log.clone()).expect("this process has no other recorder");
             metrics_log
         };
-        EARS.get_or_init(open).clone()
+        RECORDER.get_or_init(open).clone()
     }
 
-    fn ear(&self, key: &Key, kind: &'static str) -> LoggedMetric {
+    fn logged(&self, key: &Key, kind: &'static str) -> LoggedMetric {
         let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
         LoggedMetric { name: format!("{}{{{}}}", key.name(), labels.join(",")), kind, metrics_log: self.clone() }
     }

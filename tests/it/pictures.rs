@@ -175,7 +175,7 @@ fn each_bad_picture_fails_alone_and_at_once() {
 }
 
 #[test]
-fn every_kind_of_picture_the_reference_reads_is_read() {
+fn every_picture_format_of_the_reference_is_read() {
     story(async {
         let stage = Stage::set(LoadOptions { image_limits: limits(), ..small() }).await;
         let before = stage.snapshot().await;
@@ -194,7 +194,7 @@ fn every_kind_of_picture_the_reference_reads_is_read() {
 }
 
 #[test]
-fn a_picture_has_the_pixels_that_its_chat_gives_it() {
+fn each_chat_may_limit_the_pixels_of_a_picture() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -276,7 +276,7 @@ fn host_memory_for_pictures_is_leased_and_bounded() {
 }
 
 #[test]
-fn a_conversation_shows_a_picture_in_each_of_many_turns() {
+fn a_conversation_may_have_a_picture_in_every_turn() {
     story(async {
         let Envelope { pictures, .. } = Envelope::gpu();
         let envelope = Envelope { context_tokens: 1024, pictures, largest_pictures: 14, ..small_envelope() };

@@ -56,7 +56,7 @@ fn tried(arguments: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn each_suggestion_fits_when_typed_alone() {
+fn each_suggestion_fits_when_applied_alone() {
     let tiny = ["--json", "--device", "host", "--shape", "qwen2.5-vl-tiny", "--total"];
     let knobs = tried(&[&tiny[..], &["46MiB"]].concat());
     assert!(knobs.len() > 2 && knobs[0] == "total", "{knobs:?}");
@@ -76,7 +76,7 @@ fn each_suggestion_fits_when_typed_alone() {
 }
 
 #[test]
-fn every_shape_is_listed_and_a_card_holds_as_many_tokens_as_its_own_plan_says() {
+fn listed_shapes_have_the_kv_tokens_of_their_plans() {
     let output = plan(&["--shapes", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let listed = object(&output);
@@ -100,7 +100,7 @@ fn every_shape_is_listed_and_a_card_holds_as_many_tokens_as_its_own_plan_says() 
 }
 
 #[test]
-fn shapes_are_listed_as_several_cards_share_them_out() {
+fn shapes_can_be_listed_for_several_ranks() {
     let listed = object(&plan(&["--shapes", "--json", "-tp", "2"]));
     let shapes = listed["shapes"].as_array().expect("a list");
     let of = |name: &str| shapes.iter().find(|shape| shape["name"] == name).unwrap_or_else(|| panic!("no {name}"));
@@ -112,7 +112,7 @@ fn shapes_are_listed_as_several_cards_share_them_out() {
 }
 
 #[test]
-fn a_shape_that_is_none_is_answered_with_its_nearest_and_where_all_are() {
+fn an_unknown_shape_is_refused_with_the_nearest_names() {
     let told = object(&plan(&["--shape", "Qwen2.5-VL-8B", "--json"]));
     let error =
         "there is no shape \"Qwen2.5-VL-8B\"; the nearest names are qwen2.5-vl-3b, qwen2.5-vl-7b, qwen2.5-vl-32b";
@@ -120,7 +120,7 @@ fn a_shape_that_is_none_is_answered_with_its_nearest_and_where_all_are() {
 }
 
 #[test]
-fn a_suggestion_replaces_the_typed_name() {
+fn a_suggestion_uses_the_flag_name_that_was_typed() {
     let limits =
         ["--max-num-seqs", "512", "--limit-mm-per-prompt", r#"{"image": 40, "video": 0}"#, "--max-model-len", "4000"];
     let tiny = ["--device", "host", "--shape", "qwen2.5-vl-tiny", "--total", "66MiB"];
@@ -154,7 +154,7 @@ fn a_suggestion_replaces_the_typed_name() {
 }
 
 #[test]
-fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
+fn a_fitting_plan_reports_bytes_and_limits() {
     let output = plan(&["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b"]);
     assert_eq!(output.status.code(), Some(0));
     let told = object(&output);
@@ -182,7 +182,7 @@ fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
 }
 
 #[test]
-fn a_plan_in_fp8_says_what_it_saves_and_names_the_format() {
+fn an_fp8_plan_reports_its_savings_and_format() {
     let seven = ["--gpu", "h200", "--shape", "qwen2.5-vl-7b"];
     let of = |more: &[&str]| object(&plan(&[&seven[..], &["--json"], more].concat()));
     let plain = of(&[]);
@@ -254,7 +254,7 @@ fn a_plan_counts_the_dequantized_bytes_of_packed_weights() {
 }
 
 #[test]
-fn smaller_pictures_give_their_memory_to_keys_and_values() {
+fn smaller_pictures_leave_more_memory_for_the_kv_cache() {
     let at = |pixels: Option<&str>| {
         let pixels = pixels.map_or(Vec::new(), |pixels| vec!["--max-pixels", pixels]);
         let card = ["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b", "--total", "24GiB"];
@@ -304,7 +304,7 @@ fn a_plan_shows_the_cache_groups_of_a_model_with_windows() {
 }
 
 #[test]
-fn a_plan_for_several_cards_says_what_each_holds() {
+fn a_plan_for_several_cards_reports_the_bytes_of_each() {
     let of = |cards: &str, code: i32| {
         let output = plan(&["--shape", "qwen2.5-vl-72b", "--gpu", "h200", "--tensor-parallel-size", cards, "--json"]);
         assert_eq!(output.status.code(), Some(code), "{cards} cards");
@@ -329,7 +329,7 @@ fn a_plan_for_several_cards_says_what_each_holds() {
 }
 
 #[test]
-fn a_plan_finds_the_fewest_cards_that_a_model_fits_on() {
+fn a_plan_finds_the_fewest_cards_that_fit() {
     let of = |arguments: &[&str], code: i32| {
         let output = plan(&[arguments, &["--tensor-parallel-size", "auto", "--json"]].concat());
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
@@ -352,7 +352,7 @@ fn a_plan_finds_the_fewest_cards_that_a_model_fits_on() {
 }
 
 #[test]
-fn an_impossible_plan_has_its_own_exit_code() {
+fn an_invalid_plan_has_a_separate_exit_code() {
     for (arguments, said) in [
         (&["--shape", "gpt-9"][..], "gpt-9"),
         (&["--model", "/no/such/model"], "/no/such/model"),
@@ -399,7 +399,7 @@ fn refused_chat(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_start_refuses_like_the_plan_and_its_suggestions_start() {
+fn a_refused_start_gives_the_same_suggestions_as_the_plan() {
     let host = ["--device", "host", "--capacity", "96MiB", "--threads", "1"];
     for more in [
         &["--kv-tokens", "1000000"][..],
@@ -472,7 +472,7 @@ async fn start(total: Bytes, canary: Option<Bytes>, options: LoadOptions) -> Res
 }
 
 #[test]
-fn ranks_on_the_host_are_planned_as_they_start() {
+fn ranks_on_the_host_start_as_planned() {
     let host = ["--device", "host:2", "--capacity", "40MiB", "--threads", "64"];
     let planned = object(&plan(&[&["--json"], &host[..]].concat()));
     assert_eq!((&planned["fits"], &planned["error"]), (&json!(false), &refused_chat(&host)["error"]), "{planned}");
@@ -485,7 +485,7 @@ fn a_start_matches_its_plan_and_each_suggestion_starts() {
             "launch_patches": 1024, "pictures": 2, "threads": 1 });
         let options = |more: &Value| {
             let (Value::Object(mut all), Value::Object(more)) = (knobs.clone(), more.clone()) else {
-                panic!("both are objects")
+                panic!("one of the settings is not an object")
             };
             all.extend(more);
             let knobs = Knobs::from_settings(all).expect("all knobs are known");
@@ -530,7 +530,7 @@ fn a_start_matches_its_plan_and_each_suggestion_starts() {
 }
 
 #[test]
-fn the_documented_plans_of_a_hybrid_model_are_what_the_command_prints() {
+fn documented_plans_of_a_hybrid_model_match_the_command() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/budget.md");
     let page = std::fs::read_to_string(path).expect("the page is there");
     let table = page.split("## Plans of a hybrid model").nth(1).expect("the page has the section");

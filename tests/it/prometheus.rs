@@ -222,7 +222,7 @@ fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
 }
 
 #[test]
-fn the_shipped_alerts_fire_exactly_when_they_should() {
+fn shipped_alerts_pass_promtool_and_are_all_tested() {
     if !is_here("promtool") {
         return;
     }
@@ -326,7 +326,7 @@ fn attempts_made_before_the_first_scrape_are_shown() {
 }
 
 #[test]
-fn an_error_of_serving_metrics_says_what_to_do() {
+fn errors_of_serving_metrics_have_hints() {
     story(async {
         MetricsLog::open();
         let runtime = runtime_on(&device()).await;

@@ -21,7 +21,7 @@ fn long() -> Chat {
 }
 
 #[test]
-fn an_urgent_chat_takes_anothers_place_and_no_word_is_lost() {
+fn an_urgent_chat_preempts_another_without_losing_text() {
     let metrics_log = MetricsLog::open();
     story(async {
         let stage = Stage::set(narrow("urgent")).await;
@@ -49,7 +49,7 @@ fn an_urgent_chat_takes_anothers_place_and_no_word_is_lost() {
 }
 
 #[test]
-fn a_chat_that_waits_too_long_says_for_what_and_takes_nothing() {
+fn a_chat_past_a_deadline_names_it_and_holds_nothing() {
     let metrics_log = MetricsLog::open();
     story(async {
         let stage = Stage::set(narrow("late")).await;
@@ -86,7 +86,7 @@ fn a_chat_that_waits_too_long_says_for_what_and_takes_nothing() {
 }
 
 #[test]
-fn a_models_deadlines_hold_for_chats_that_set_none() {
+fn a_models_deadlines_apply_to_chats_without_deadlines() {
     story(async {
         let deadlines = Deadlines { queue: Some(Duration::ZERO), ..Deadlines::default() };
         let stage = Stage::set(LoadOptions { deadlines, ..small() }).await;
@@ -102,7 +102,7 @@ fn a_models_deadlines_hold_for_chats_that_set_none() {
 }
 
 #[test]
-fn a_tenants_chat_does_not_wait_for_anothers_many() {
+fn a_tenants_chat_overtakes_another_tenants_backlog() {
     let metrics_log = MetricsLog::open();
     story(async {
         let weights = TenantWeights::of([("calm", 2)]).expect("a valid weight");

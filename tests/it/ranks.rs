@@ -73,7 +73,7 @@ fn chats() -> Vec<Chat> {
 }
 
 #[test]
-fn replies_of_several_ranks_are_those_of_one() {
+fn replies_of_several_ranks_equal_those_of_one() {
     story(async {
         let alone = runtime_on(&device()).await;
         let one = demo(&alone, small()).await;
@@ -99,7 +99,7 @@ fn replies_of_several_ranks_are_those_of_one() {
 }
 
 #[test]
-fn each_rank_holds_less_than_the_whole() {
+fn each_rank_holds_only_a_part_of_the_model() {
     story(async {
         let mut weights = Vec::new();
         for ranks in [1, 2] {
@@ -114,7 +114,7 @@ fn each_rank_holds_less_than_the_whole() {
 }
 
 #[test]
-fn ranks_that_cannot_share_a_model_out_are_refused_by_name() {
+fn a_rank_count_that_cannot_divide_the_model_is_refused() {
     story(async {
         let stage = Ranks::of(3, Bytes::mib(64)).await;
         let loaded = stage.runtime.load_with(ModelSource::demo(), small(), |_| {}).await.map(drop);
@@ -126,7 +126,7 @@ fn ranks_that_cannot_share_a_model_out_are_refused_by_name() {
 }
 
 #[test]
-fn a_runtime_takes_as_few_devices_as_its_model_fits_on() {
+fn a_runtime_uses_the_fewest_devices_that_fit_its_model() {
     story(async {
         let options = LoadOptions { kv_tokens: Some(16384), ..small() };
         let of_four = |capacity| {
@@ -156,7 +156,7 @@ fn a_runtime_takes_as_few_devices_as_its_model_fits_on() {
 }
 
 #[test]
-fn another_process_on_one_card_shrinks_all_ranks_and_all_grow_again() {
+fn another_process_on_one_card_shrinks_and_regrows_all_ranks() {
     story(async {
         for (ranks, taken_on) in [(2, 0), (2, 1), (4, 2)] {
             let stage = Ranks::of(ranks, Bytes::mib(24)).await;
@@ -191,7 +191,7 @@ fn another_process_on_one_card_shrinks_all_ranks_and_all_grow_again() {
 }
 
 #[test]
-fn a_rank_that_refuses_any_call_of_a_start_leaves_nothing_on_the_others() {
+fn a_refused_call_on_one_rank_leaks_nothing_elsewhere() {
     story(async {
         let calls = {
             let stage = Ranks::of(2, Bytes::mib(64)).await;
@@ -224,7 +224,7 @@ fn a_rank_that_refuses_any_call_of_a_start_leaves_nothing_on_the_others() {
 }
 
 #[test]
-fn a_rank_whose_lane_dies_takes_the_lane_along_and_no_request() {
+fn a_dead_rank_lane_is_replaced_without_losing_requests() {
     story(async {
         for ranks in [2, 4] {
             let stage = Ranks::of(ranks, Bytes::mib(64)).await;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::stage::{Whole, ask, device_of, eventually, shared_out, small, story};
 
 /// The reasoning and the reply.
-fn said(reply: &Whole) -> String {
+fn reasoning_and_text(reply: &Whole) -> String {
     [&*reply.reasoning, &reply.text].concat()
 }
 
@@ -84,9 +84,13 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
         let chats: Vec<(Chat, String)> = cases.iter().map(|case| recorded(folder, case)).collect();
         for ((chat, expected), case) in chats.iter().zip(cases) {
             let first = ask(&model, chat.clone()).await.expect("the model answers");
-            assert_eq!(whole(&said(&first)), whole(expected), "{folder}: {case}");
+            assert_eq!(whole(&reasoning_and_text(&first)), whole(expected), "{folder}: {case}");
             let again = ask(&model, chat.clone()).await.expect("the model answers");
-            assert_eq!(whole(&said(&again)), whole(expected), "{folder}: {case}, with its prefix in the cache");
+            assert_eq!(
+                whole(&reasoning_and_text(&again)),
+                whole(expected),
+                "{folder}: {case}, with its prefix in the cache"
+            );
             // A model with recurrent states resumes at multiples of 64 tokens.
             let step = if folder.starts_with("qwen3_5") { 64 } else { 16 };
             let is_long = again.usage.prompt_tokens > step.max(31);
@@ -97,7 +101,9 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
             .chain(cases.iter().map(|case| recorded(folder, case)))
             .map(|(chat, expected)| {
                 let model = model.clone();
-                tokio::spawn(async move { (said(&ask(&model, chat).await.expect("the model answers")), expected) })
+                tokio::spawn(async move {
+                    (reasoning_and_text(&ask(&model, chat).await.expect("the model answers")), expected)
+                })
             })
             .collect();
         for reply in together {

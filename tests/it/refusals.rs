@@ -64,7 +64,7 @@ async fn assert_nothing_leaks(runtime: &Runtime, device: &HostDevice, when: &str
 }
 
 #[test]
-fn refused_memory_in_any_phase_ends_smaller_or_says_what_fits() {
+fn refused_memory_in_any_phase_shrinks_the_cache_or_advises() {
     story(async {
         for phase in Phase::ALL {
             for refused in 1..=4 {
@@ -146,7 +146,7 @@ fn any_script_of_refusals_keeps_the_ledger_and_shrinks_targets() {
 }
 
 #[test]
-fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
+fn steps_and_launches_that_were_refused_memory_run_again() {
     story(async {
         let stage = Stage::set(sized()).await;
         let expected = [answer(&stage.model, about(1)).await, answer(&stage.model, about(2)).await];
@@ -174,7 +174,7 @@ fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
                     assert_eq!(&said, expected, "round {round}");
                 }
             }
-            eventually("others serve", async || {
+            eventually("new actors serve", async || {
                 stage.model.serving_after(serving.generation).await.is_ok_and(|now| now.refusals as usize == round + 1)
             })
             .await;
@@ -225,7 +225,7 @@ fn a_request_survives_three_refusals_of_memory() {
 }
 
 #[test]
-fn a_fixed_size_is_stressed_and_never_made_smaller() {
+fn a_fixed_kv_size_is_stressed_and_never_shrunk() {
     story(async {
         for phase in [Phase::Probe, Phase::Validate, Phase::Serve] {
             let device = device();

@@ -89,7 +89,7 @@ fn zero_and_huge_counts_have_a_meaning_or_an_error() {
 }
 
 #[test]
-fn stop_strings_are_few_short_and_not_empty() {
+fn stop_strings_are_limited_in_number_and_length() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -120,7 +120,7 @@ fn stop_strings_are_few_short_and_not_empty() {
 }
 
 #[test]
-fn empty_turns_and_endless_words_are_harmless() {
+fn empty_turns_and_oversized_prompts_fail_only_their_chat() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
@@ -153,7 +153,7 @@ fn empty_turns_and_endless_words_are_harmless() {
 }
 
 #[test]
-fn a_full_queue_refuses_at_once_and_keeps_no_trace() {
+fn a_full_queue_refuses_at_once_and_holds_nothing() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: Some(3), ..small() }).await;
         let before = stage.snapshot().await;
@@ -179,7 +179,7 @@ fn a_full_queue_refuses_at_once_and_keeps_no_trace() {
 }
 
 #[test]
-fn a_dropped_chat_counts_as_under_way_until_its_preparation_ends() {
+fn a_dropped_chat_counts_as_running_until_its_preparation_ends() {
     story_with_blocking_threads(4, async {
         let stage = Stage::set(LoadOptions { requests: Some(1), ..small() }).await;
         let kept = blocking_threads_kept(4);

@@ -157,7 +157,7 @@ async fn answerers() -> Answerers {
 }
 
 #[test]
-fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
+fn rule_13_every_question_is_answered_once_despite_deaths() {
     story(async {
         // Well below any deadline, so that a result within this time is an answer and not a
         // timeout.
@@ -228,7 +228,7 @@ async fn all<F: Future<Output = ()>>(futures: Vec<F>) {
 /// Text that must never appear outside its request.
 const SECRET: &str = "Xylophon42";
 
-fn says(error: &ChatError) -> String {
+fn all_texts_of(error: &ChatError) -> String {
     format!("{error} {error:?} {}", error.hint())
 }
 
@@ -253,7 +253,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         let mut said = Vec::new();
         for (name, chat) in chats {
             let error = ask(&stage.model, chat).await.expect_err(name);
-            said.push(says(&error));
+            said.push(all_texts_of(&error));
         }
         let reply = answer(&stage.model, secret().temperature(9.0).top_k(0).seed(1)).await;
         assert!(reply.len() > 8, "the reply has only {} bytes of text to search for", reply.len());
@@ -264,7 +264,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         loop {
             match stage.model.chat(secret()).await {
                 Ok(reply) => unread.push(reply),
-                Err(error) => break said.push(says(&error)),
+                Err(error) => break said.push(all_texts_of(&error)),
             }
         }
         let serving = stage.model.serving().await.expect("the model serves");
@@ -277,7 +277,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         for reply in under_way.into_iter().map(|reply| reply.expect("accepted")).chain(unread) {
             said.extend(listen(reply).await.err().as_ref().map(says));
         }
-        said.push(says(&ask(&stage.model, secret()).await.expect_err("the model has ended")));
+        said.push(all_texts_of(&ask(&stage.model, secret()).await.expect_err("the model has ended")));
 
         assert!(said.len() >= 8, "only {} errors were collected", said.len());
         for error in said {
@@ -303,7 +303,7 @@ fn rule_9_every_queue_is_counted_and_refuses_beyond_its_limit() {
                 tokio::spawn(async move { budget.lease(Class::external("more"), MIB).await.map(drop) })
             })
             .collect();
-        eventually("all of them wait", async || stage.snapshot().await.waiting.len() == 256).await;
+        eventually("all 256 requests wait", async || stage.snapshot().await.waiting.len() == 256).await;
         let refused = budget.lease(Class::external("more"), MIB).await.expect_err("the queue of leases is full");
         assert!(!refused.hint().is_empty() && refused.to_string().contains("256"), "{refused}");
         assert!(!answer(&stage.model, about(1)).await.is_empty(), "the model works with the memory that it has");

@@ -20,7 +20,7 @@ fn replies(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-fn told(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -41,9 +41,9 @@ fn an_unreadable_picture_is_dropped_and_named() {
     fs::write(&damaged, &whole[..whole.len() / 2]).expect("the file is written");
 
     let output = chat(&GREEDY, format!("/image {}\nhello\nhello\n", bad.display()));
-    assert!(output.status.success(), "{}", told(&output));
-    assert_eq!(replies(&output).len(), 2, "{}", told(&output));
-    assert!(told(&output).contains("bad.gif"), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_of(&output));
+    assert_eq!(replies(&output).len(), 2, "{}", stderr_of(&output));
+    assert!(stderr_of(&output).contains("bad.gif"), "{}", stderr_of(&output));
 
     let good = path("model/demo/pictures/shapes.png");
     let lines = format!("/image {} {good}\nhello\n/images\nDescribe the picture.\n", damaged.display());
@@ -59,23 +59,23 @@ fn an_unreadable_picture_is_dropped_and_named() {
 }
 
 #[test]
-fn a_full_context_offers_working_ways_out() {
+fn a_full_context_suggests_commands_that_work() {
     let small = ["--context-tokens", "128", "--step-tokens", "64", "--temperature", "0", "--max-tokens", "4"];
     let long = "shapes ".repeat(30);
     let lines = format!("{long}\n{long}\n{long}\n/undo\n/forget\n{long}\n/clear\n{long}\n");
     let output = chat(&small, &lines);
-    let ways = told(&output);
+    let ways = stderr_of(&output);
     assert!(["/clear", "/undo", "/forget", "--forget-oldest"].iter().all(|way| ways.contains(way)), "{ways}");
     let answered = replies(&output).len();
     assert!((2..5).contains(&answered), "some questions did not fit, and one after /clear did: {ways}");
 
     let output = chat(&[&small[..], &["--forget-oldest"]].concat(), format!("{long}\n{long}\n{long}\n{long}\n"));
-    assert_eq!(replies(&output).len(), 4, "{}", told(&output));
-    assert!(told(&output).contains("oldest turn was dropped"), "{}", told(&output));
+    assert_eq!(replies(&output).len(), 4, "{}", stderr_of(&output));
+    assert!(stderr_of(&output).contains("oldest turn was dropped"), "{}", stderr_of(&output));
 }
 
 #[test]
-fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
+fn commands_report_their_effect_and_typos_ask_no_question() {
     let folder = Folder::empty();
     let spaced = folder.path().join("my shapes.png");
     fs::copy(path("model/demo/pictures/shapes.png"), &spaced).expect("the file is copied");
@@ -88,7 +88,7 @@ fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
     fs::copy(&spaced, folder.path().join("shapes.png")).expect("the file is copied");
     command.env("HOME", folder.path());
     let output = crate::command_line::feed(command, lines);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_of(&output));
     let events = events(&output);
     let [wrong] = of_type(&events, "error").try_into().expect("one command is wrong");
     assert!(wrong["error"].as_str().expect("text").contains("/imgae"), "{wrong}");
@@ -113,36 +113,40 @@ fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
 }
 
 #[test]
-fn a_line_of_invalid_utf8_is_lost_alone() {
+fn only_a_line_of_invalid_utf8_is_skipped() {
     let output = chat(&GREEDY, &b"hello\ncaf\xe9?\nhello\n"[..]);
-    assert!(output.status.success(), "{}", told(&output));
-    assert_eq!(replies(&output).len(), 2, "{}", told(&output));
-    assert!(told(&output).contains("UTF-8") && told(&output).contains("byte 4"), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_of(&output));
+    assert_eq!(replies(&output).len(), 2, "{}", stderr_of(&output));
+    assert!(stderr_of(&output).contains("UTF-8") && stderr_of(&output).contains("byte 4"), "{}", stderr_of(&output));
 }
 
 /// A reply as long as the context allows.
 const ENDLESS: [&str; 4] = ["--regex", "[a-z ]{4000}", "--temperature", "1"];
 
 #[test]
-fn a_reply_cut_off_by_length_says_so() {
+fn a_reply_cut_off_by_length_prints_a_notice() {
     let output = chat(&["--max-tokens", "3", "--regex", "[a-z]{90}", "hello"], "");
-    assert!(told(&output).contains("cut after 3 tokens, as many as --max-tokens allows"), "{}", told(&output));
+    assert!(
+        stderr_of(&output).contains("cut after 3 tokens, as many as --max-tokens allows"),
+        "{}",
+        stderr_of(&output)
+    );
     let small = ["--context-tokens", "128", "--step-tokens", "64", "hello"];
     let output = chat(&[&ENDLESS[..], &small].concat(), "");
-    assert!(told(&output).contains("the context is full"), "{}", told(&output));
+    assert!(stderr_of(&output).contains("the context is full"), "{}", stderr_of(&output));
     let output = chat(&["--choice", "yes", "hello"], "");
-    assert_eq!(told(&output), "", "a complete reply prints no notice");
+    assert_eq!(stderr_of(&output), "", "a complete reply prints no notice");
 }
 
 #[test]
-fn an_error_during_a_reply_starts_its_own_line() {
+fn an_error_during_a_reply_starts_a_new_line() {
     // Try longer and longer deadlines, until a deadline is long enough for some text of the reply
     // on this machine.
     for deadline in ["0.1", "0.3", "1", "3", "10"] {
         let output = chat(&[&ENDLESS[..], &["--deadline", deadline, "hello"]].concat(), "");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{}", told(&output));
-        assert!(told(&output).starts_with("error: "), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(1), "{}", stderr_of(&output));
+        assert!(stderr_of(&output).starts_with("error: "), "{}", stderr_of(&output));
         if !said.is_empty() {
             assert!(said.ends_with('\n'), "{said:?}");
             return;
@@ -170,7 +174,7 @@ impl Spoken {
     }
 
     /// The next event of this type.
-    fn hear(&mut self, kind: &str) -> Value {
+    fn wait_for_event(&mut self, kind: &str) -> Value {
         let mut line = String::new();
         loop {
             line.clear();
@@ -190,13 +194,13 @@ impl Spoken {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_a_reply_and_pressed_again_the_session() {
+fn ctrl_c_ends_a_reply_and_then_the_session() {
     let mut session = Spoken::begin();
     for question in ["hello", "and again"] {
         session.say(question);
-        session.hear("token");
+        session.wait_for_event("token");
         session.press_ctrl_c();
-        let interrupted = session.hear("interrupted");
+        let interrupted = session.wait_for_event("interrupted");
         assert!(!interrupted["text"].as_str().expect("text").is_empty(), "{interrupted}");
     }
     session.press_ctrl_c();

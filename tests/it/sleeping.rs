@@ -103,7 +103,7 @@ fn a_model_may_sleep_again_before_its_last_copy_is_freed() {
 }
 
 #[test]
-fn level_1_reads_no_file_to_wake_and_level_2_needs_its_files() {
+fn level_1_wakes_without_files_and_level_2_needs_them() {
     story(async {
         let folder = Folder::empty();
         let golden = bursar_golden::path("qwen2");
@@ -141,7 +141,7 @@ fn level_1_reads_no_file_to_wake_and_level_2_needs_its_files() {
 }
 
 #[test]
-fn requests_to_a_sleeping_model_wake_it_once_and_are_all_answered() {
+fn requests_to_a_sleeping_model_wake_it_exactly_once() {
     story(async {
         let stage = Stage::set(small()).await;
         let mut expected = Vec::new();
@@ -209,7 +209,7 @@ fn running_requests_end_first_or_keep_the_model_awake() {
             async move { model.sleep(SleepLevel::Level1, LONG).await }
         });
         let waiting = [tokio::spawn(ask_of(model.clone(), 2)), tokio::spawn(ask_of(model.clone(), 3))];
-        eventually("both wait", async || model.requests().0 == 3).await;
+        eventually("both requests wait", async || model.requests().0 == 3).await;
         assert!(matches!(ask(model, about(4)).await, Err(ChatError::Overloaded { limit: 3 })));
         assert_eq!(listen(unread).await.expect("the reply is complete").text, expected);
         sleeping.await.expect("no panic").expect("the model sleeps");
@@ -222,7 +222,7 @@ fn running_requests_end_first_or_keep_the_model_awake() {
 }
 
 #[test]
-fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
+fn waiting_requests_time_out_and_a_wake_without_memory_fails() {
     story(async {
         let options = LoadOptions { wake_within: Duration::from_millis(300), ..small() };
         let stage = Stage::set(options).await;
@@ -232,14 +232,14 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
             let model = stage.model.clone();
             async move { model.sleep(SleepLevel::Level1, LONG).await }
         });
-        eventually("nothing more is let in", async || {
+        eventually("the model admits no more requests", async || {
             matches!(ask(&stage.model, about(1)).await, Err(ChatError::Asleep(error)) if matches!(*error, SleepError::TooLate { .. }))
         })
         .await;
         drop(unread);
         sleeping.await.expect("no panic").expect("the model sleeps");
         // The model may be waking up for the request that was refused after its wait.
-        eventually("it sleeps and another holds its memory", async || {
+        eventually("the model sleeps and a tenant holds its memory", async || {
             drop(stage.model.sleep(SleepLevel::Level1, LONG).await);
             let ledger = stage.snapshot().await;
             let all = ledger.total - ledger.canary_wanted;
@@ -255,7 +255,7 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
             true
         })
         .await;
-        eventually("there is room", async || stage.model.wake().await.is_ok()).await;
+        eventually("the model wakes up", async || stage.model.wake().await.is_ok()).await;
         assert_eq!(answer(&stage.model, about(1)).await, expected);
         // Without host memory for its weights, the model stays awake or sleeps at level 2.
         let config = RuntimeConfig {
@@ -306,7 +306,7 @@ async fn inject_fault(stage: &Stage, fault: Fault, after: usize) {
 }
 
 #[test]
-fn any_death_while_falling_asleep_or_waking_loses_no_request_and_no_byte() {
+fn deaths_during_sleep_or_wake_lose_no_request_or_byte() {
     story(async {
         for (at, fault) in
             [Fault::Engine, Fault::Budget, Fault::StepLane, Fault::Unload, Fault::Shutdown].into_iter().enumerate()
@@ -356,7 +356,7 @@ fn any_death_while_falling_asleep_or_waking_loses_no_request_and_no_byte() {
 }
 
 #[test]
-fn a_model_that_fell_asleep_while_its_actors_were_replaced_tells_its_facts() {
+fn a_model_that_slept_during_a_restart_reports_its_facts() {
     story(async {
         let stage = Stage::set(LoadOptions { engine_intensity: PATIENT, ..small() }).await;
         let model = &stage.model;
@@ -393,7 +393,7 @@ fn an_unload_of_a_sleeping_model_returns_its_host_memory() {
 }
 
 #[test]
-fn a_model_that_slept_on_a_lost_device_wakes_on_the_next() {
+fn a_model_that_slept_on_a_lost_device_wakes_elsewhere() {
     story(async {
         let devices = [device(), device()];
         let (first, spares) = (devices[0].clone(), Mutex::new(devices.clone().into_iter()));
@@ -408,7 +408,7 @@ fn a_model_that_slept_on_a_lost_device_wakes_on_the_next() {
         model.sleep(SleepLevel::Level1, LONG).await.expect("the model sleeps");
         first.lose("a script says so");
         eventually("the device was replaced", async || runtime.device().memory().is_ok()).await;
-        eventually("its copy is gone", async || model.is_asleep() == Some(SleepLevel::Level2)).await;
+        eventually("the copy of the weights is dropped", async || model.is_asleep() == Some(SleepLevel::Level2)).await;
         assert_eq!(answer(&model, about(1)).await, expected);
         assert_eq!(ledger_of(&runtime).await.granted, devices[1].counts().backed);
         runtime.shutdown().await;
@@ -440,7 +440,7 @@ async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
 }
 
 #[test]
-fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
+fn two_models_larger_than_the_device_take_turns() {
     story(async {
         let alone = Stage::set(small()).await;
         let mut expected = Vec::new();
@@ -480,7 +480,7 @@ fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
 }
 
 #[test]
-fn an_unread_reply_does_not_hold_up_other_models() {
+fn an_unread_reply_does_not_block_other_models() {
     story(async {
         let (_, runtime) = cramped(Some(Duration::from_millis(20))).await;
         let soon = |name| LoadOptions { wake_within: Duration::from_millis(400), requests: Some(4), ..slim(name) };
@@ -498,14 +498,16 @@ fn an_unread_reply_does_not_hold_up_other_models() {
             assert_eq!(answer(&models[1], about(2)).await, expected);
         }
         drop(unread);
-        eventually("there is room", async || ask(&models[0], about(2)).await.is_ok_and(|reply| reply.text == expected))
-            .await;
+        eventually("the first model answers", async || {
+            ask(&models[0], about(2)).await.is_ok_and(|reply| reply.text == expected)
+        })
+        .await;
         runtime.shutdown().await;
     });
 }
 
 #[test]
-fn a_request_waits_for_memory_that_another_gives_back() {
+fn a_wake_waits_for_memory_that_a_tenant_releases() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
@@ -516,7 +518,7 @@ fn a_request_waits_for_memory_that_another_gives_back() {
         let model = stage.model.clone();
         let asked = tokio::spawn(async move { ask(&model, about(1)).await });
         let is_told = |event: &serde_json::Value| event["event"] == "not_woken";
-        eventually("it finds no memory", async || {
+        eventually("the wake finds no memory", async || {
             serde_json::json!(stage.runtime.recent_events()).as_array().is_some_and(|told| told.iter().any(is_told))
         })
         .await;
@@ -526,7 +528,7 @@ fn a_request_waits_for_memory_that_another_gives_back() {
 }
 
 #[test]
-fn a_load_without_room_fails_unless_models_make_room() {
+fn a_load_without_memory_fails_unless_models_may_sleep() {
     story(async {
         let (_, runtime) = cramped(None).await;
         let model = demo(&runtime, slim("one")).await;

@@ -32,7 +32,7 @@ async fn until_held(device: &HostDevice) {
 }
 
 #[test]
-fn a_model_answers_while_another_takes_memory() {
+fn a_model_answers_while_another_model_backs_memory() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -51,7 +51,7 @@ fn a_model_answers_while_another_takes_memory() {
             drop(runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room"));
             assert_eq!(device.counts().backs, undisturbed + backs - 1, "the start has not backed more memory");
             device.let_one_call_pass();
-            eventually("it has backed", async || device.counts().backs == undisturbed + backs).await;
+            eventually("the start has backed more memory", async || device.counts().backs == undisturbed + backs).await;
         }
         device.let_calls_pass();
         loading.await.expect("no panic").expect("the model starts");
@@ -59,7 +59,7 @@ fn a_model_answers_while_another_takes_memory() {
 }
 
 #[test]
-fn an_unload_disturbs_no_model_and_ends_after_its_bytes_return() {
+fn an_unload_disturbs_no_model_and_waits_for_its_memory() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -126,7 +126,7 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(ledger.granted, device.counts().backed, "{ledger}");
         timeout(LONG, runtime.shutdown()).await.expect("the runtime ends in time");
-        eventually("all is home", async || device.counts().backed == Bytes::ZERO).await;
+        eventually("all memory is unbacked", async || device.counts().backed == Bytes::ZERO).await;
     });
 }
 
@@ -192,7 +192,7 @@ impl Device for Watched {
 }
 
 #[test]
-fn lanes_that_allocate_are_made_outside_actor_threads() {
+fn lanes_are_created_outside_actor_threads() {
     let watched = Arc::new(Watched { host: device(), lanes_made_on: Mutex::default() });
     let made_on = || watched.lanes_made_on.lock().expect("no holder panicked").clone();
     // All actors run on this thread.

@@ -24,7 +24,7 @@ async fn assert_all_home(runtime: &bursar::Runtime, device: &bursar::HostDevice,
 }
 
 #[test]
-fn a_start_on_a_small_device_names_shortfall_and_remedy() {
+fn a_start_on_a_small_device_reports_shortfall_and_fix() {
     story(async {
         let device = device_of(Bytes::mib(6));
         let runtime = runtime_on(&device).await;
@@ -67,7 +67,7 @@ fn host_worst_cases_run_only_the_layers_that_prove_the_plan() {
 }
 
 #[test]
-fn a_start_reports_pictures_smaller_than_the_models_own() {
+fn a_start_reports_a_lowered_picture_limit() {
     story(async {
         let runtime = runtime_on(&device_of(Bytes::mib(128))).await;
         // The model's own picture size is 256 tokens, which fills this context.
@@ -151,7 +151,7 @@ fn a_refused_back_ends_in_a_smaller_cache_or_typed_error() {
 }
 
 #[test]
-fn backs_refused_in_every_attempt_fail_after_four() {
+fn a_start_fails_after_four_refused_attempts() {
     story(async {
         let device = device();
         // The first call that backs memory is for the weights. All later calls are refused.
@@ -204,7 +204,7 @@ fn another_process_taking_memory_during_sizing_shrinks_the_cache() {
 }
 
 #[test]
-fn bytes_another_process_frees_serve_the_next_model() {
+fn memory_freed_by_another_process_enlarges_the_next_cache() {
     story(async {
         let device = device();
         assert_eq!(device.foreign_takes(Bytes::mib(16)), Bytes::mib(16));
@@ -231,8 +231,10 @@ fn an_unload_returns_every_byte_and_a_reload_works() {
             assert_all_home(&runtime, &device, "after unloading").await;
             let again = demo(&runtime, small()).await;
             assert_eq!(answer(&again, about(1)).await, expected);
-            eventually("as much is leased as before", async || snapshot(&runtime).await.granted == loaded.granted)
-                .await;
+            eventually("the same number of bytes is leased as before", async || {
+                snapshot(&runtime).await.granted == loaded.granted
+            })
+            .await;
         }
         let gone = first.chat(about(1)).await.expect_err("the model has ended");
         assert!(matches!(gone, bursar::ChatError::Stopped { .. }), "{gone:?}");
@@ -241,7 +243,7 @@ fn an_unload_returns_every_byte_and_a_reload_works() {
 }
 
 #[test]
-fn unloading_with_requests_under_way_ends_each_once() {
+fn an_unload_ends_each_running_request_once() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;

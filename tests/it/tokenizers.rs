@@ -39,7 +39,7 @@ fn a_tokenizer_and_its_template_may_come_from_another_folder() {
 }
 
 #[test]
-fn a_token_that_was_added_beyond_the_logits_is_refused_only_where_a_prompt_has_it() {
+fn added_tokens_without_logits_are_refused_only_in_prompts() {
     story(async {
         let model = Copy::of("qwen3");
         let config: Value = serde_json::from_slice(&model.read("config.json")).expect("JSON");

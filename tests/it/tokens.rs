@@ -37,7 +37,7 @@ fn a_token_prompt_is_answered_like_the_turns_it_encodes() {
 }
 
 #[test]
-fn ids_of_the_prompt_and_of_each_token_are_told_if_asked_for() {
+fn prompt_and_token_ids_are_sent_on_request() {
     story(async {
         let stage = Stage::set(small()).await;
         let chat = text(QUESTION).image(picture(3)).max_tokens(40).token_ids();
@@ -82,7 +82,7 @@ fn a_reply_ignoring_its_end_has_exactly_the_requested_tokens() {
 }
 
 #[test]
-fn tokens_unknown_to_the_model_are_refused_alone() {
+fn invalid_token_prompts_fail_only_their_chat() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -108,7 +108,7 @@ fn tokens_unknown_to_the_model_are_refused_alone() {
 }
 
 #[test]
-fn a_chats_prompt_is_told_without_a_reply_however_long() {
+fn prompts_of_any_length_are_returned_without_a_reply() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -137,7 +137,7 @@ fn a_chats_prompt_is_told_without_a_reply_however_long() {
 }
 
 #[test]
-fn texts_and_tokens_become_each_other_while_every_credit_is_taken() {
+fn tokenize_and_detokenize_work_while_every_credit_is_taken() {
     story(async {
         let stage = Stage::set(small()).await;
         let (_, limit) = stage.model.requests();
@@ -206,7 +206,7 @@ fn added_tokens_without_logits_can_be_detokenized_but_not_prompted() {
 }
 
 #[test]
-fn a_models_facts_are_those_of_its_folder_and_envelope() {
+fn model_facts_match_the_folder_and_envelope() {
     story(async {
         let stage = Stage::set(small()).await;
         let context = stage.model.serving().await.expect("the model serves").context;
@@ -228,7 +228,7 @@ fn a_models_facts_are_those_of_its_folder_and_envelope() {
 }
 
 #[test]
-fn raw_pixels_equal_the_lossless_file_of_them() {
+fn raw_pixels_give_the_same_reply_as_a_lossless_file() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;

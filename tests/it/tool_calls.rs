@@ -14,7 +14,7 @@ use crate::stage::{Folder, Stage, ask, device, runtime_on, small, small_envelope
 /// A reply: its end and its events. Log-probabilities and ids are left out, and adjacent pieces of
 /// one kind are joined.
 #[derive(Clone, Debug, PartialEq)]
-struct MetricValue {
+struct ReadReply {
     events: Vec<String>,
     scored: usize,
     text: String,
@@ -26,11 +26,11 @@ struct MetricValue {
 }
 
 /// Reads a reply. Calls `meanwhile` after each event.
-async fn hear(
+async fn read_reply(
     model: &ModelHandle,
     chat: Chat,
     mut meanwhile: impl FnMut(&ChatEvent),
-) -> Result<MetricValue, ChatError> {
+) -> Result<ReadReply, ChatError> {
     let mut reply = model.chat(chat).await?;
     let (mut events, mut scored, mut last) = (Vec::<String>::new(), 0, None);
     while let Some(event) = reply.next().await {
@@ -54,7 +54,7 @@ async fn hear(
                 let (text, reasoning, calls) = (text.clone(), reasoning.clone(), tool_calls.clone());
                 let (finish_reason, tokens) = (*finish_reason, usage.completion_tokens);
                 let reasoned = usage.reasoning_tokens;
-                last = Some(MetricValue {
+                last = Some(ReadReply {
                     events: Vec::new(),
                     scored,
                     text,
@@ -81,7 +81,7 @@ async fn hear(
         assert_eq!(of(&format!("arguments {index} ")), call.arguments);
         assert_eq!(of(&format!("end {index} ")), call.is_whole.to_string());
     }
-    Ok(MetricValue { events, ..heard })
+    Ok(ReadReply { events, ..heard })
 }
 
 fn weather() -> Value {
@@ -126,12 +126,13 @@ const CALL: &str =
     "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\": \"Bern\", \"days\": 2}}\n</tool_call>";
 
 #[test]
-fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
+fn a_forced_call_follows_the_tools_schema() {
     story(async {
         let stage = Stage::set(roomy()).await;
         for seed in 0..4 {
             let chat = about().temperature(2.0).seed(seed).parallel_tool_calls(false).log_probabilities(1);
-            let heard = hear(&stage.model, chat.tool_choice(ToolChoice::Required), |_| {}).await.expect("an answer");
+            let heard =
+                read_reply(&stage.model, chat.tool_choice(ToolChoice::Required), |_| {}).await.expect("an answer");
             assert_eq!(heard.finish_reason, FinishReason::ToolCalls);
             assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.scored), ("", "", heard.tokens));
             let [call] = &heard.calls[..] else { panic!("{:?}", heard.calls) };
@@ -140,10 +141,10 @@ fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
             );
         }
         let named = |name: &str| about().tool_choice(ToolChoice::Named(name.to_owned()));
-        let heard = hear(&stage.model, named("weather"), |_| {}).await.expect("the model answers");
+        let heard = read_reply(&stage.model, named("weather"), |_| {}).await.expect("the model answers");
         let arguments = heard.calls[0].parsed().expect("an object");
         assert!(arguments["place"].is_string() && (1..=9).contains(&arguments["days"].as_u64().expect("a number")));
-        let heard = hear(&stage.model, named("clock"), |_| {}).await.expect("the model answers");
+        let heard = read_reply(&stage.model, named("clock"), |_| {}).await.expect("the model answers");
         assert_eq!((heard.calls[0].name.as_str(), heard.calls[0].arguments.as_str()), ("clock", "{}"));
         // The next turn contains the call and its result.
         let next = about().tool_call(heard.calls[0].clone()).tool_result(&heard.calls[0].id, "12:00").max_tokens(4);
@@ -152,12 +153,12 @@ fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
 }
 
 #[test]
-fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
+fn calls_and_text_are_streamed_in_order() {
     story(async {
         let stage = Stage::set(roomy()).await;
         let script = format!("Let me see.\n{CALL}\nAnd then:\n\n{CALL}\n{CALL}\nDone.");
         let chat = scripted(&stage.model, about(), &script).await;
-        let heard = hear(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
+        let heard = read_reply(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
         let arguments = "{\"place\": \"Bern\", \"days\": 2}";
         let call = |index: usize| {
             [format!("begin {index} weather"), format!("arguments {index} {arguments}"), format!("end {index} true")]
@@ -169,37 +170,41 @@ fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
         assert_eq!((&heard.events, heard.finish_reason), (&expected, FinishReason::ToolCalls));
         assert_eq!(heard.text, "Let me see.\nAnd then:\nDone.");
         // The reply ends with the first call.
-        let one = hear(&stage.model, chat.clone().parallel_tool_calls(false), |_| {}).await.expect("the model answers");
+        let one =
+            read_reply(&stage.model, chat.clone().parallel_tool_calls(false), |_| {}).await.expect("the model answers");
         assert_eq!((&one.events[..], one.finish_reason), (&expected[..4], FinishReason::ToolCalls));
         assert!(one.tokens < heard.tokens);
         // A call that is not valid does not count as the requested call.
         let broken = CALL.replace("\"days\": 2", "\"days\": ,");
         let chat_of = scripted(&stage.model, about(), &format!("{broken}\nOnce more:\n{CALL}\nDone.")).await;
-        let again = hear(&stage.model, chat_of.parallel_tool_calls(false), |_| {}).await.expect("the model answers");
+        let again =
+            read_reply(&stage.model, chat_of.parallel_tool_calls(false), |_| {}).await.expect("the model answers");
         assert_eq!(again.calls.iter().map(|call| call.is_whole).collect::<Vec<_>>(), [false, true]);
         assert_eq!((again.text.trim(), again.finish_reason), ("Once more:", FinishReason::ToolCalls));
         // Stop strings and limits apply to the raw text that the model generates.
-        let stopped = hear(&stage.model, chat.clone().stop("\", \"days"), |_| {}).await.expect("the model answers");
+        let stopped =
+            read_reply(&stage.model, chat.clone().stop("\", \"days"), |_| {}).await.expect("the model answers");
         assert_eq!(stopped.calls[0].arguments, "{\"place\": \"Bern");
         assert_eq!((stopped.calls[0].is_whole, stopped.finish_reason), (false, FinishReason::Stop));
-        let cut = hear(&stage.model, chat.clone().max_tokens(heard.tokens - 1), |_| {}).await.expect("an answer");
+        let cut = read_reply(&stage.model, chat.clone().max_tokens(heard.tokens - 1), |_| {}).await.expect("an answer");
         assert_eq!((cut.calls.len(), cut.finish_reason), (3, FinishReason::Length));
         // Without reply formats, everything is text.
-        let plain = hear(&stage.model, chat.reply_format(ReplyFormat::default()), |_| {}).await.expect("an answer");
+        let plain =
+            read_reply(&stage.model, chat.reply_format(ReplyFormat::default()), |_| {}).await.expect("an answer");
         assert_eq!((plain.text, plain.calls, plain.finish_reason), (script, Vec::new(), FinishReason::Stop));
     });
 }
 
 #[test]
-fn no_event_is_told_twice_when_actors_die_in_the_middle_of_a_call() {
+fn no_event_is_repeated_when_actors_die_during_a_call() {
     story(async {
         let stage = Stage::set(roomy()).await;
         let chat = scripted(&stage.model, about(), &format!("Let me see.\n{CALL}\n{CALL}\nDone.")).await;
-        let undisturbed = hear(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
+        let undisturbed = read_reply(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
         for (moment, occurrence) in [("begin", 0), ("arguments", 2), ("end", 0)] {
             let victim = stage.model.serving().await.expect("the model serves").scheduler;
             let mut seen = 0;
-            let heard = hear(&stage.model, chat.clone(), |event| {
+            let heard = read_reply(&stage.model, chat.clone(), |event| {
                 let is_moment = matches!(
                     (moment, event),
                     ("begin", ChatEvent::ToolCall(ToolCallEvent::Begin { .. }))
@@ -242,7 +247,7 @@ const THINKING: &str = "{% for message in messages %}<|im_start|>{{ message.role
 {{ '<|im_start|>assistant\n<think>\n' }}{% if enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}";
 
 #[test]
-fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
+fn reasoning_is_separated_if_the_template_supports_thinking() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let (_folder, model) = with_template(&runtime, THINKING).await;
@@ -250,7 +255,7 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
         // which this model never closes.
         let one = OutputFormat::Choice(vec!["1".into()]);
         let chat = text("Hm?").temperature(2.0).seed(1).max_tokens(12).format(one).log_probabilities(0);
-        let thinking = hear(&model, chat.clone(), |_| {}).await.expect("the model answers");
+        let thinking = read_reply(&model, chat.clone(), |_| {}).await.expect("the model answers");
         assert_eq!((thinking.text.as_str(), thinking.finish_reason), ("", FinishReason::Length));
         assert_eq!((!thinking.reasoning.trim().is_empty(), thinking.scored), (true, 12), "{thinking:?}");
         assert_eq!(thinking.reasoned, 12, "every token is reasoning");
@@ -259,16 +264,17 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
         // A caller may want the raw text, in which the format applies from the beginning.
         let raw = ReplyFormat { tools: ToolFormat::None, reasoning: ReasoningFormat::None };
         for chat in [off, chat.clone().reply_format(raw)] {
-            let heard = hear(&model, chat, |_| {}).await.expect("the model answers");
+            let heard = read_reply(&model, chat, |_| {}).await.expect("the model answers");
             assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.reasoned), ("1", "", 0));
         }
         let refused = model.chat(chat.clone().ignore_end()).await.expect_err("a format needs an end");
         assert!(matches!(refused, ChatError::FormatWithoutEnd), "{refused}");
         // Continued reasoning is still reasoning, and continued text is still text.
-        let more = hear(&model, chat.clone().reasoning("Two and").continue_final_message(), |_| {}).await;
+        let more = read_reply(&model, chat.clone().reasoning("Two and").continue_final_message(), |_| {}).await;
         let more = more.expect("the reply goes on");
         assert_eq!((more.text.as_str(), more.reasoned, more.reasoning.is_empty()), ("", 12, false), "{more:?}");
-        let said = hear(&model, chat.clone().assistant("The").reasoning("So.").continue_final_message(), |_| {}).await;
+        let said =
+            read_reply(&model, chat.clone().assistant("The").reasoning("So.").continue_final_message(), |_| {}).await;
         assert_eq!(said.expect("the reply goes on").text, "1");
         // Reasoning of earlier turns reaches the template.
         let turn = |chat: Chat| chat.user("Sure?").max_tokens(1);
@@ -289,14 +295,14 @@ async fn ask_prompt(model: &ModelHandle, chat: Chat) -> usize {
 }
 
 #[test]
-fn without_a_choice_the_tools_are_hidden_and_calls_are_text() {
+fn tool_choice_none_hides_tools_and_keeps_calls_as_text() {
     story(async {
         let stage = Stage::set(roomy()).await;
         let blank = ask_prompt(&stage.model, text("What is the weather?").max_tokens(1)).await;
         let hidden = about().tool_choice(ToolChoice::None);
         assert_eq!(ask_prompt(&stage.model, hidden.clone().max_tokens(1)).await, blank);
         let chat = hidden.format(OutputFormat::Choice(vec![CALL.to_owned()]));
-        let heard = hear(&stage.model, chat, |_| {}).await.expect("the model answers");
+        let heard = read_reply(&stage.model, chat, |_| {}).await.expect("the model answers");
         assert_eq!((heard.text.as_str(), heard.finish_reason), (CALL, FinishReason::Stop));
     });
 }
@@ -319,7 +325,7 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         assert!(schema.reason().is_some_and(|reason| reason.contains("/properties/a")), "{schema:?}");
         // If a tool is named, only the schema of that tool is checked.
         let named = about().tools([fault]).tool_choice(ToolChoice::Named("clock".into()));
-        assert_eq!(hear(&stage.model, named, |_| {}).await.expect("the model answers").calls.len(), 1);
+        assert_eq!(read_reply(&stage.model, named, |_| {}).await.expect("the model answers").calls.len(), 1);
         let no_format = refused(required().reply_format(ReplyFormat::default())).await;
         assert!(matches!(no_format, ChatError::Tools(ToolError::NoFormat)), "{no_format}");
         let formed = refused(required().format(OutputFormat::json(json!({"type": "zebra"})))).await;
@@ -337,7 +343,8 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         let prompt = blind.prompt_of(about()).await.expect("a prompt");
         let shown = blind.detokenize(prompt.token_ids).await.expect("the prompt's text");
         assert!(shown.contains("<tools>\n{\"type\":\"function\"") && shown.contains("\"clock\""), "{shown}");
-        let called = hear(&blind, required().parallel_tool_calls(false), |_| {}).await.expect("the model answers");
+        let called =
+            read_reply(&blind, required().parallel_tool_calls(false), |_| {}).await.expect("the model answers");
         assert!(called.calls.len() == 1 && called.calls[0].is_whole, "{:?}", called.calls);
         let next = about().tool_call(called.calls[0].clone()).tool_result(&called.calls[0].id, "12:00");
         let shown = blind.prompt_of(next).await.expect("a prompt").token_ids;
@@ -346,6 +353,6 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         // A caller that describes the tools in words can set the format of the calls.
         let hermes = ReplyFormat { tools: ToolFormat::Hermes, ..ReplyFormat::default() };
         let told = about().reply_format(hermes).tool_choice(ToolChoice::Required).parallel_tool_calls(false);
-        assert_eq!(hear(&blind, told, |_| {}).await.expect("the model answers").calls.len(), 1);
+        assert_eq!(read_reply(&blind, told, |_| {}).await.expect("the model answers").calls.len(), 1);
     });
 }

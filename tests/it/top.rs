@@ -15,7 +15,7 @@ fn top(arguments: &[&str]) -> Output {
     command.output().expect("the binary is there")
 }
 
-fn said(bytes: &[u8]) -> String {
+fn text_of(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
@@ -45,10 +45,10 @@ fn recorded() -> String {
 }
 
 #[test]
-fn one_look_at_a_process_prints_text_or_one_object() {
+fn top_once_prints_text_or_one_json_object() {
     let output = top(&[&recorded(), "--once", "--every", "100ms"]);
-    assert!(output.status.success(), "{}", said(&output.stderr));
-    let text = said(&output.stdout);
+    assert!(output.status.success(), "{}", text_of(&output.stderr));
+    let text = text_of(&output.stdout);
     for told in
         ["3.2 GiB of 149.0 GiB free", "K kv used 52.8 GiB", "61 of 256 sequences", "canary 96.0 MiB of 256.0 MiB"]
     {
@@ -56,7 +56,7 @@ fn one_look_at_a_process_prints_text_or_one_object() {
     }
     assert!(!text.contains('\u{1b}'), "output to a file has no colors:\n{text}");
 
-    let coloured = said(&top(&[&recorded(), "--once", "--every", "100ms", "--color", "always"]).stdout);
+    let coloured = text_of(&top(&[&recorded(), "--once", "--every", "100ms", "--color", "always"]).stdout);
     assert!(coloured.contains("\u{1b}[38;5;"), "sixteen colors without COLORTERM:\n{coloured}");
 
     let output = top(&[&recorded(), "--once", "--json", "--every", "100ms"]);
@@ -74,7 +74,7 @@ fn top_without_served_metrics_exits_1_with_a_hint() {
     drop(gone);
     let output = top(&[&address, "--once"]);
     assert_eq!(output.status.code(), Some(1));
-    let told = said(&output.stderr);
+    let told = text_of(&output.stderr);
     assert!(told.contains(&address) && told.contains(&format!("--metrics {address}")), "{told}");
     let output = top(&[&address, "--once", "--json"]);
     assert_eq!(output.status.code(), Some(1));
@@ -82,7 +82,7 @@ fn top_without_served_metrics_exits_1_with_a_hint() {
     assert_eq!(object["type"], "error");
     let output = top(&[&address]);
     assert_eq!(output.status.code(), Some(1), "there is no terminal to draw on");
-    assert!(said(&output.stderr).contains("--once"), "{}", said(&output.stderr));
+    assert!(text_of(&output.stderr).contains("--once"), "{}", text_of(&output.stderr));
     assert_eq!(top(&["host:port"]).status.code(), Some(2));
     assert_eq!(top(&["--json"]).status.code(), Some(2), "--json needs --once");
 }

@@ -112,7 +112,7 @@ fn the_frame_rate_reaches_the_model() {
 }
 
 #[test]
-fn a_vision_actor_dying_under_a_video_costs_only_a_pause() {
+fn a_vision_actors_death_only_pauses_a_video_reply() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -188,7 +188,7 @@ fn each_bad_video_fails_alone_with_its_error() {
 }
 
 #[test]
-fn a_video_with_damaged_frames_or_no_room_fails_alone() {
+fn damaged_or_oversized_videos_fail_only_their_chat() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;

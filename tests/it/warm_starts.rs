@@ -108,7 +108,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_second_start_runs_each_worst_case_once_and_reports_alike() {
+fn a_warm_start_runs_each_worst_case_only_once() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -132,7 +132,7 @@ fn a_second_start_runs_each_worst_case_once_and_reports_alike() {
 }
 
 #[test]
-fn a_warm_start_sizes_in_less_time() {
+fn a_warm_start_takes_less_time_for_sizing() {
     story(async {
         let folder = Folder::empty();
         let large = |profiles: Option<PathBuf>| LoadOptions {
@@ -217,7 +217,7 @@ fn a_new_envelope_share_or_canary_is_measured_once() {
 }
 
 #[test]
-fn another_capacity_page_or_driver_is_named() {
+fn a_changed_capacity_page_or_driver_is_named() {
     story(async {
         let folder = Folder::empty();
         let start = async |config: HostConfig| {
@@ -315,7 +315,7 @@ fn a_warm_start_refused_memory_becomes_a_cold_one() {
 }
 
 #[test]
-fn a_warm_attempt_is_one_of_four() {
+fn a_warm_attempt_counts_as_one_of_four() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -347,7 +347,7 @@ fn a_warm_attempt_is_one_of_four() {
 }
 
 #[test]
-fn a_change_of_other_processes_since_the_profile_is_measured_anew() {
+fn a_profile_is_measured_again_after_foreign_memory_changed() {
     story(async {
         let folder = Folder::empty();
         let start = async |foreign: Bytes| {
@@ -376,7 +376,7 @@ fn a_change_of_other_processes_since_the_profile_is_measured_anew() {
 }
 
 #[test]
-fn a_size_reached_by_shrinking_starts_warm_next_time() {
+fn a_shrunk_size_is_used_by_the_next_warm_start() {
     story(async {
         let folder = Folder::empty();
         let counted = device();
@@ -525,7 +525,7 @@ fn a_device_lost_in_a_warm_attempt_ends_the_start() {
 }
 
 #[test]
-fn a_profile_killed_during_a_warm_start_is_measured_anew() {
+fn a_profile_actor_killed_during_a_warm_start_measures_again() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;

@@ -188,7 +188,7 @@ fn a_windowed_chat_survives_shrinks_and_resumes_its_prefix() {
 }
 
 #[test]
-fn a_prefix_with_windows_comes_back_from_host_memory() {
+fn a_windowed_prefix_is_copied_back_from_host_memory() {
     story(async {
         let windowed = Windowed::set(1, 64 * 16, Bytes::mib(8)).await;
         let first = ask(&windowed.model, chat(0)).await.expect("the model answers");

@@ -35,7 +35,7 @@ def refused(error, text, call):
     raise AssertionError(f"{text}: it was not refused")
 
 
-def a_question_about_a_picture():
+def a_question_about_a_picture_is_answered():
     message = asked(shown())
     assert message.content[0].text.strip() == "blue", message
     assert (message.type, message.role, message.stop_reason) == ("message", "assistant", "end_turn"), message
@@ -45,7 +45,7 @@ def a_question_about_a_picture():
     assert message._request_id, "the answer has no name"
 
 
-def a_stream_tells_the_same():
+def a_stream_has_the_same_content():
     with client.messages.stream(model="demo", max_tokens=96, messages=shown()) as stream:
         kinds = [event.type for event in stream]
         message = stream.get_final_message()
@@ -55,7 +55,7 @@ def a_stream_tells_the_same():
     assert message.stop_reason == "end_turn" and message.usage.output_tokens > 0, message
 
 
-def a_forced_call_and_its_result():
+def a_forced_call_and_its_result_are_accepted():
     question = [{"role": "user", "content": "What time is it?"}]
     choice = {"type": "tool", "name": "clock", "disable_parallel_tool_use": True}
     message = asked(question, tools=[CLOCK], tool_choice=choice)
@@ -75,14 +75,14 @@ def a_forced_call_and_its_result():
     assert count(failed) > count(turns), "a failed result says so"
 
 
-def limits_and_stops_have_their_names():
+def limits_and_stop_sequences_set_the_stop_reason():
     limited = client.messages.create(model="demo", max_tokens=1, messages=shown())
     assert limited.stop_reason == "max_tokens", limited
     stopped = asked(shown(), stop_sequences=["ue"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "ue"), stopped
 
 
-def system_thinking_and_caching_are_taken():
+def system_thinking_and_caching_fields_are_accepted():
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     for thinking in ({"type": "adaptive"}, {"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}):
         message = asked(shown(), system=system, thinking=thinking, metadata={"user_id": "u"})
@@ -98,7 +98,7 @@ def a_schema_is_followed():
     assert json.loads(message.content[0].text)["colour"] in ("red", "blue"), message
 
 
-def what_is_wrong_is_named():
+def wrong_or_unsupported_requests_are_refused():
     web = {"type": "web_search_20250305", "name": "web_search"}
     refused(anthropic.NotFoundError, "does not exist",
             lambda: client.messages.create(model="none", max_tokens=1, messages=shown()))
@@ -113,11 +113,11 @@ def what_is_wrong_is_named():
 
 
 tell(
-    a_question_about_a_picture,
-    a_stream_tells_the_same,
-    a_forced_call_and_its_result,
-    limits_and_stops_have_their_names,
-    system_thinking_and_caching_are_taken,
+    a_question_about_a_picture_is_answered,
+    a_stream_has_the_same_content,
+    a_forced_call_and_its_result_are_accepted,
+    limits_and_stop_sequences_set_the_stop_reason,
+    system_thinking_and_caching_fields_are_accepted,
     a_schema_is_followed,
-    what_is_wrong_is_named,
+    wrong_or_unsupported_requests_are_refused,
 )

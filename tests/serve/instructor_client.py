@@ -18,7 +18,7 @@ class Forecast(BaseModel):
     days: int = Field(ge=1, le=9)
 
 
-def a_model_is_filled_in_each_mode():
+def a_pydantic_model_is_filled_in_each_mode():
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         client = instructor.from_openai(plain, mode=mode)
         found = client.chat.completions.create(
@@ -27,4 +27,4 @@ def a_model_is_filled_in_each_mode():
         assert found.city in ("Bonn", "Paris") and 1 <= found.days <= 9, (mode, found)
 
 
-tell(a_model_is_filled_in_each_mode)
+tell(a_pydantic_model_is_filled_in_each_mode)

@@ -28,7 +28,7 @@ def weather(city: str, warm: bool) -> str:
     return f"rain in {city}"
 
 
-def a_text_comes_whole_and_streamed():
+def a_text_is_answered_whole_and_streamed():
     assert model.invoke("Hello!").content == GREETING
     assert "".join(chunk.content for chunk in model.stream("Hello!")) == GREETING
 
@@ -38,7 +38,7 @@ def a_picture_is_answered():
     assert model.invoke([HumanMessage(content=parts)]).content == "427"
 
 
-def a_tool_is_called_and_its_result_taken():
+def a_tool_is_called_and_its_result_used():
     asked = [HumanMessage("Hello!")]
     reply = model.bind_tools([weather], tool_choice="weather", strict=True).invoke(asked)
     (call,) = reply.tool_calls
@@ -54,8 +54,8 @@ def structured_output_follows_its_schema():
 
 
 tell(
-    a_text_comes_whole_and_streamed,
+    a_text_is_answered_whole_and_streamed,
     a_picture_is_answered,
-    a_tool_is_called_and_its_result_taken,
+    a_tool_is_called_and_its_result_used,
     structured_output_follows_its_schema,
 )

@@ -20,7 +20,7 @@ def ask(**fields):
     return litellm.completion(**{**asked, **fields})
 
 
-def a_text_comes_whole_and_streamed():
+def a_text_is_answered_whole_and_streamed():
     assert ask().choices[0].message.content == GREETING
     assert "".join(chunk.choices[0].delta.content or "" for chunk in ask(stream=True)) == GREETING
 
@@ -35,7 +35,7 @@ def a_required_tool_is_called():
     assert json.loads(call.function.arguments)["city"] in ("Bonn", "Paris")
 
 
-def errors_are_of_their_kind():
+def errors_have_the_expected_class():
     for fields, kind in (
         ({"model": "openai/none"}, litellm.NotFoundError),
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, litellm.ContextWindowExceededError),
@@ -48,4 +48,4 @@ def errors_are_of_their_kind():
         raise AssertionError(f"{kind} was not raised")
 
 
-tell(a_text_comes_whole_and_streamed, a_picture_is_answered, a_required_tool_is_called, errors_are_of_their_kind)
+tell(a_text_is_answered_whole_and_streamed, a_picture_is_answered, a_required_tool_is_called, errors_have_the_expected_class)

@@ -45,21 +45,21 @@ def a_stream_has_the_same_text_and_ends_with_usage():
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def a_prompt_asked_again_is_cached():
+def a_repeated_prompt_is_cached():
     long = [{"role": "user", "content": "Hello! " * 40}]
     client.chat.completions.create(model="demo", messages=long, max_tokens=1)
     again = client.chat.completions.create(model="demo", messages=long, max_tokens=1)
     assert again.usage.prompt_tokens_details.cached_tokens >= 16, again.usage
 
 
-def several_samples_have_numbers_and_one_usage():
+def several_samples_are_numbered_and_share_one_usage():
     done = client.chat.completions.create(model="demo", messages=HELLO, n=3, temperature=1, seed=5, max_tokens=4)
     assert [choice.index for choice in done.choices] == [0, 1, 2]
     assert done.usage.completion_tokens == 12
     assert [choice.finish_reason for choice in done.choices] == ["length"] * 3
 
 
-def probabilities_come_whole_and_streamed():
+def log_probabilities_are_sent_whole_and_streamed():
     asked_for = dict(model="demo", messages=HELLO, logprobs=True, top_logprobs=2, temperature=0)
     whole = client.chat.completions.create(**asked_for).choices[0].logprobs.content
     assert "".join(token.token for token in whole) == GREETING
@@ -102,7 +102,7 @@ def a_pydantic_model_is_parsed():
     assert done.choices[0].message.parsed.city in ("Bonn", "Paris")
 
 
-def forms_of_vllm_hold():
+def structured_outputs_of_vllm_constrain_replies():
     for form, is_right in (
         ({"choice": ["left", "right"]}, lambda text: text in ("left", "right")),
         ({"regex": "[0-9]{3}-[0-9]"}, lambda text: len(text) == 5 and text[3] == "-"),
@@ -113,7 +113,7 @@ def forms_of_vllm_hold():
         assert is_right(done.choices[0].message.content), (form, done)
 
 
-def fields_of_vllm_are_heard():
+def fields_of_vllm_take_effect():
     extra = {"top_k": 5, "min_p": 0.1, "min_tokens": 12, "ignore_eos": True, "repetition_penalty": 1.1,
              "return_token_ids": True, "cache_salt": "mine", "chat_template_kwargs": {"enable_thinking": False}}
     done = client.chat.completions.create(model="demo", messages=HELLO, max_tokens=12, extra_body=extra)
@@ -166,7 +166,7 @@ def wrong_requests_are_refused_by_field():
     refused(400, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": broken}}]}])
 
 
-def what_is_not_served_says_so():
+def unsupported_routes_answer_not_served():
     try:
         client.embeddings.create(model="demo", input="a")
     except openai.NotFoundError as error:
@@ -175,7 +175,7 @@ def what_is_not_served_says_so():
         raise AssertionError("embeddings were made")
 
 
-def a_client_that_leaves_gives_its_place_back():
+def a_disconnected_client_frees_its_request_slot():
     for _ in range(40):
         stream = client.chat.completions.create(
             model="demo", messages=HELLO, stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
@@ -189,16 +189,16 @@ tell(
     the_demo_is_listed_and_found,
     every_question_about_a_picture_is_answered,
     a_stream_has_the_same_text_and_ends_with_usage,
-    a_prompt_asked_again_is_cached,
-    several_samples_have_numbers_and_one_usage,
-    probabilities_come_whole_and_streamed,
+    a_repeated_prompt_is_cached,
+    several_samples_are_numbered_and_share_one_usage,
+    log_probabilities_are_sent_whole_and_streamed,
     a_required_tool_is_called_by_its_schema,
     a_named_tool_is_called_once_and_streamed_in_pieces,
     a_pydantic_model_is_parsed,
-    forms_of_vllm_hold,
-    fields_of_vllm_are_heard,
+    structured_outputs_of_vllm_constrain_replies,
+    fields_of_vllm_take_effect,
     texts_and_tokens_are_completed,
     wrong_requests_are_refused_by_field,
-    what_is_not_served_says_so,
-    a_client_that_leaves_gives_its_place_back,
+    unsupported_routes_answer_not_served,
+    a_disconnected_client_frees_its_request_slot,
 )

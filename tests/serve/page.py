@@ -70,7 +70,7 @@ def answered(page):
 # The checks, in order. Each takes the page and the server's address.
 
 
-def files_are_strict(page, url):
+def pages_have_a_strict_policy_and_load_no_foreign_files(page, url):
     with urllib.request.urlopen(url + "/") as answer:
         policy = answer.headers["content-security-policy"] or ""
     check("default-src 'self'" in policy and "unsafe" not in policy, f"the policy of / is {policy!r}")
@@ -89,7 +89,7 @@ def size(count):
     return f"{value:.{int(units[0] != 'B' and value < 100)}f} {units[0]}"
 
 
-def the_legend_is_the_ledger(page, url):
+def the_legend_shows_the_ledger(page, url):
     budget = api(url, "/v1/budget")["budget"]
     check(not is_shown(page, "#devices"), "one device is there to choose from")
     wanted = {name: budget[name] for name in ("canary", "overhead", "foreign", "free")}
@@ -111,7 +111,7 @@ def thumbnails(page):
     return page.js(code)
 
 
-def a_picture_comes_by_drop_paste_and_button(page, url):
+def a_picture_is_added_by_drop_paste_or_button(page, url):
     opened(page, url)
     page.drop("#log", PICTURE)
     until("the dropped picture is shown", lambda: [width > 0 for width in thumbnails(page)] == [True])
@@ -130,7 +130,7 @@ def a_picture_comes_by_drop_paste_and_button(page, url):
     until("the chosen picture is shown", lambda: [width > 0 for width in thumbnails(page)] == [True])
 
 
-def the_number_is_read(page, url):
+def a_picture_question_is_answered_across_turns(page, url):
     """Uses the picture that the previous check chose."""
     ask(page, "What number is written?")
     check(answered(page) == "427", f"the answer is {answered(page)!r}")
@@ -205,7 +205,7 @@ def delta(**words):
     return {"choices": [{"index": 0, "delta": words, "finish_reason": None}]}
 
 
-def errors_stand_in_place_and_lose_nothing(page, url):
+def errors_are_shown_in_the_turn_and_lose_nothing(page, url):
     opened(page, url)
     full = {"error": {"message": "the server is full", "type": "rate_limit_error", "param": None, "code": None}}
     page.between(CHAT, lambda told: page.answer(told, 429, json.dumps(full), Retry_After="3"))
@@ -235,7 +235,7 @@ def errors_stand_in_place_and_lose_nothing(page, url):
     expected(page, "429", "ERR_CONNECTION_REFUSED")
 
 
-def text_stays_text(page, url):
+def text_is_never_rendered_as_html(page, url):
     opened(page, url)
     words = "a <img src=x onerror=alert(1)> b\n\n```python\nif x:\n    print('<b>')\n```\nafter\n\n\nthe end"
     pieces = [delta(reasoning_content="I th"), delta(reasoning_content="ink"), *[delta(content=letter) for letter in words]]
@@ -253,7 +253,7 @@ def text_stays_text(page, url):
     page.between(CHAT, None)
 
 
-def markdown_becomes_elements_and_fetches_nothing(page, url):
+def markdown_is_rendered_without_fetching_anything(page, url):
     opened(page, url)
     words = "\n".join([
         "# Title", "", "Some **bold**, *slanted* and `code`, a_b_c, 2 * 3 * 4.", "",
@@ -346,7 +346,7 @@ def a_large_photograph_is_sent_smaller(page, url):
     page.click("#pictures button")
 
 
-def events_are_read_wherever_they_are_cut(page, url):
+def events_are_parsed_at_any_chunk_border(page, url):
     text = ": keep-alive\r\n\r\ndata: {\"a\":\"ä€😀\"}\nevent: budget\n\nevent\ndata:one\rdata:  two\r\r:\n\ndata\n\n"
     text += "data: 3\r\ndata: 4\r\n\r\nid: 3\n\ndata: unended"
     wanted = [["budget", '{"a":"ä€😀"}'], ["message", "one\n two"], ["message", ""], ["message", "3\n4"]]
@@ -368,7 +368,7 @@ def events_are_read_wherever_they_are_cut(page, url):
         check(events == wanted, f"cut at {at} the events are {events}")
 
 
-def a_lost_server_is_said_and_found_again(page, url):
+def a_lost_server_is_reported_and_reconnected(page, url):
     page.between(WATCH, lambda told: page.send("Fetch.failRequest", requestId=told["requestId"], errorReason="ConnectionRefused"))
     page.go(url + "/")
     seen = []
@@ -385,7 +385,7 @@ def a_lost_server_is_said_and_found_again(page, url):
     expected(page, "ERR_CONNECTION_REFUSED")
 
 
-def a_hidden_page_lets_its_connection_go(page, url):
+def a_hidden_page_closes_its_connection(page, url):
     opened(page, url)
 
     def turned(is_hidden):
@@ -409,7 +409,7 @@ def a_hidden_page_lets_its_connection_go(page, url):
     until("a page that is seen again is told the memory", is_told)
 
 
-def a_key_is_asked_for_and_sent(page, url):
+def the_page_asks_for_a_key_and_sends_it(page, url):
     sent, late = [], []
 
     def refuse(told):
@@ -445,7 +445,7 @@ def a_key_is_asked_for_and_sent(page, url):
     expected(page, "401")
 
 
-def a_model_that_does_not_answer_says_why(page, url):
+def a_model_that_is_not_ready_shows_why(page, url):
     told = [("first", "loading", "weights", None), ("second", "failed", "no such folder", None), ("third", "ready", None, 0)]
     listed = [dict(zip(("id", "state", "detail", "pictures"), line), root=line[0]) for line in told]
     page.between("*/v1/models", lambda told: page.answer(told, 200, json.dumps({"data": listed})))
@@ -465,7 +465,7 @@ def a_model_that_does_not_answer_says_why(page, url):
     expected(page, "/v1/chat/completions")
 
 
-def all_is_reached_by_keyboard(page, url):
+def all_controls_are_reached_by_keyboard(page, url):
     opened(page, url)
     ask(page, "Hello.")
     answered(page)
@@ -557,7 +557,7 @@ def shown_in(page, url, scheme, width, height, phone=False):
     return picture
 
 
-def light_and_dark_can_be_read(page, url):
+def light_and_dark_schemes_are_readable(page, url):
     pictures = {scheme: shown_in(page, url, scheme, 1280, 800) for scheme in ("light", "dark")}
     check(pictures["light"] != pictures["dark"], "dark looks like light")
     check(page.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)", "dark is not dark")
@@ -566,7 +566,7 @@ def light_and_dark_can_be_read(page, url):
     return pictures
 
 
-def a_phone_shows_all(page, url):
+def a_phone_shows_the_whole_page(page, url):
     picture = shown_in(page, url, "light", 360, 740, phone=True)
     check(page.js("innerWidth") == 360, f"the page is laid out {page.js('innerWidth')} wide")
     wide = page.js("document.documentElement.scrollWidth")
@@ -585,7 +585,7 @@ def a_phone_shows_all(page, url):
     return {"phone": picture}
 
 
-def motion_is_left_out_where_it_is_not_wanted(page, url):
+def reduced_motion_disables_transitions(page, url):
     time = "getComputedStyle(document.querySelector('#band div')).transitionDuration"
     page.look(1280, 800)
     check(page.js(time) == "0.3s", "the band does not move, so that there is nothing to leave out")
@@ -594,7 +594,7 @@ def motion_is_left_out_where_it_is_not_wanted(page, url):
     page.look(1280, 800)
 
 
-def another_process_takes_memory(page, url):
+def the_page_simulates_another_process(page, url):
     """Lets the server simulate another process that takes memory, if it can."""
     try:
         urllib.request.urlopen(url + "/v1/budget/other_process").close()
@@ -615,14 +615,15 @@ def another_process_takes_memory(page, url):
 
 
 CHECKS = [
-    files_are_strict, the_legend_is_the_ledger, a_picture_comes_by_drop_paste_and_button, the_number_is_read,
-    a_long_answer_streams_and_stops, errors_stand_in_place_and_lose_nothing, text_stays_text,
-    markdown_becomes_elements_and_fetches_nothing, settings_are_sent_and_kept, chats_are_kept_edited_and_cleared,
-    a_large_photograph_is_sent_smaller,
-    events_are_read_wherever_they_are_cut, a_lost_server_is_said_and_found_again, a_hidden_page_lets_its_connection_go,
-    a_key_is_asked_for_and_sent,
-    a_model_that_does_not_answer_says_why, all_is_reached_by_keyboard, light_and_dark_can_be_read,
-    a_phone_shows_all, motion_is_left_out_where_it_is_not_wanted, another_process_takes_memory,
+    pages_have_a_strict_policy_and_load_no_foreign_files, the_legend_shows_the_ledger,
+    a_picture_is_added_by_drop_paste_or_button, a_picture_question_is_answered_across_turns,
+    a_long_answer_streams_and_stops, errors_are_shown_in_the_turn_and_lose_nothing, text_is_never_rendered_as_html,
+    markdown_is_rendered_without_fetching_anything, settings_are_sent_and_kept, chats_are_kept_edited_and_cleared,
+    a_large_photograph_is_sent_smaller, events_are_parsed_at_any_chunk_border,
+    a_lost_server_is_reported_and_reconnected, a_hidden_page_closes_its_connection,
+    the_page_asks_for_a_key_and_sends_it, a_model_that_is_not_ready_shows_why, all_controls_are_reached_by_keyboard,
+    light_and_dark_schemes_are_readable, a_phone_shows_the_whole_page, reduced_motion_disables_transitions,
+    the_page_simulates_another_process,
 ]
 
 

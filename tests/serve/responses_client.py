@@ -46,7 +46,7 @@ def a_question_about_a_picture_is_kept_and_deleted():
         refused(openai.NotFoundError, None, lambda call=call: call(response.id))
 
 
-def a_stream_tells_the_same():
+def a_stream_has_the_same_content():
     with client.responses.stream(model="demo", input=shown(), max_output_tokens=96, temperature=0) as stream:
         events = list(stream)
         response = stream.get_final_response()
@@ -60,7 +60,7 @@ def a_stream_tells_the_same():
     assert client.responses.retrieve(response.id).output_text == response.output_text
 
 
-def a_conversation_goes_on_by_its_id():
+def a_conversation_continues_by_response_id():
     first = asked(shown(), instructions="Be brief.")
     second = asked("How many shapes are there?", previous_response_id=first.id)
     assert second.previous_response_id == first.id, second
@@ -74,7 +74,7 @@ def a_conversation_goes_on_by_its_id():
     refused(openai.BadRequestError, "previous_response_id", lambda: asked("so?", previous_response_id=passed_on.id))
 
 
-def a_forced_call_and_its_result():
+def a_forced_call_and_its_result_are_accepted():
     choice = {"type": "function", "name": "clock"}
     first = asked("What time is it?", tools=[CLOCK], tool_choice=choice)
     call = first.output[-1]
@@ -106,7 +106,7 @@ def custom_tools_and_namespaces_are_parsed():
     assert (named.type, named.namespace, named.name) == ("function_call", "agents", "clock"), named
 
 
-def the_background_goes_on_alone_and_can_be_cancelled():
+def a_background_response_continues_and_can_be_cancelled():
     response = asked(shown(), background=True)
     assert response.status in ("in_progress", "queued"), response
     until = time.monotonic() + 60
@@ -130,7 +130,7 @@ def the_background_goes_on_alone_and_can_be_cancelled():
     assert client.responses.retrieve(watched[-1].response.id).status == "completed"
 
 
-def a_limit_makes_it_incomplete():
+def a_token_limit_makes_a_response_incomplete():
     response = asked(shown(), max_output_tokens=1)
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens"), response
 
@@ -142,7 +142,7 @@ def a_schema_is_followed():
     assert json.loads(response.output_text)["colour"] in ("red", "blue"), response
 
 
-def what_is_wrong_or_not_served_is_named():
+def wrong_or_unsupported_fields_are_named():
     refused(openai.NotFoundError, None, lambda: asked("a", model="none"))
     refused(openai.BadRequestError, "tools[0].type", lambda: asked("a", tools=[{"type": "local_shell"}]))
     search = [{"type": "web_search"}]
@@ -157,7 +157,7 @@ def what_is_wrong_or_not_served_is_named():
     refused(openai.BadRequestError, "truncation", lambda: asked("a", truncation="auto"))
 
 
-def its_input_is_listed_and_its_tokens_are_counted():
+def a_responses_input_is_listed_and_its_tokens_counted():
     items = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Who are you?"}]
     response = asked(items)
     listed = [item.content[0].text for item in client.responses.input_items.list(response.id, order="asc")]
@@ -168,13 +168,13 @@ def its_input_is_listed_and_its_tokens_are_counted():
 
 tell(
     a_question_about_a_picture_is_kept_and_deleted,
-    a_stream_tells_the_same,
-    a_conversation_goes_on_by_its_id,
-    a_forced_call_and_its_result,
+    a_stream_has_the_same_content,
+    a_conversation_continues_by_response_id,
+    a_forced_call_and_its_result_are_accepted,
     custom_tools_and_namespaces_are_parsed,
-    the_background_goes_on_alone_and_can_be_cancelled,
-    a_limit_makes_it_incomplete,
+    a_background_response_continues_and_can_be_cancelled,
+    a_token_limit_makes_a_response_incomplete,
     a_schema_is_followed,
-    what_is_wrong_or_not_served_is_named,
-    its_input_is_listed_and_its_tokens_are_counted,
+    wrong_or_unsupported_fields_are_named,
+    a_responses_input_is_listed_and_its_tokens_counted,
 )

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_capture_takes_no_more_than_is_leased() {
+    async fn a_second_capture_stays_within_the_leased_bytes() {
         let (same, asked) = lane(4);
         let outcome = recapture(same, shape(), Bytes::mib(4), Arc::default()).await.expect("the capture is answered");
         assert_eq!(outcome, Recaptured::All);

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_types_are_those_of_activations_and_others_are_refused() {
+    fn a_plain_cache_type_must_equal_the_activation_type() {
         for (name, target) in [("auto", HOST), ("auto", GPU), ("bf16", GPU), ("float32", HOST)] {
             assert_eq!(named(name).on(&target), Ok(CacheFormat::Plain), "{name}");
         }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_is_planned_for_any_device_and_served_where_there_are_kernels() {
+    fn an_fp8_cache_is_served_only_where_kernels_exist() {
         for name in ["fp8", "fp8_e4m3"] {
             assert_eq!(
                 [&HOST, &GPU].map(|target| named(name).on(target)),

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn applied_options_limit_the_context_as_the_target_does() {
+    fn applied_options_use_the_default_context_limit_of_the_target() {
         let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
         let limit = |options: &LoadOptions, target: &Target| {
             let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");

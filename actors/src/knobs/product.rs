@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_products_are_multiplied() {
+    fn only_numbers_and_products_of_integers_are_evaluated() {
         for (typed, expected) in [
             ("1920*1080", Some(2_073_600)),
             (" 1280 * 28*28 ", Some(1_003_520)),

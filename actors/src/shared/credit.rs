@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_credit_is_free_again_exactly_once() {
+    fn a_dropped_credit_is_returned_exactly_once() {
         let credits = Credits::new(2);
         let (first, second) = (credits.take(1), credits.clone().take(1));
         assert!(first.is_ok() && second.is_ok());

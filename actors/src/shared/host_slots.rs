@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_content_makes_room_and_kept_content_does_not() {
+    fn the_least_recently_used_entry_is_evicted_unless_kept() {
         let mut host = HostSlots::<u8>::new(8);
         let none = |_: &u8| false;
         assert_eq!(host.store(1, 3, 1, none), slots(&[0, 1, 2]));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_leave_last_first_are_adjacent_in_host_memory_too() {
+    fn blocks_stored_in_reverse_order_get_adjacent_host_slots() {
         let (mut host, mut clock) = (HostSlots::new(4), 0);
         let leaving = [("third", 9), ("second", 8), ("first", 7)];
         assert_eq!(host.store_blocks(&leaving, &[], &mut clock).0, [copy(7, 0), copy(8, 1), copy(9, 2)]);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_tier_forgets_the_longest_unused_and_keeps_what_is_fetched() {
+    fn a_full_tier_evicts_old_blocks_except_fetched_ones() {
         let (mut host, mut clock, old, new) = (HostSlots::new(3), 0, [10, 11], [20, 21, 22, 23]);
         host.store_blocks(&[(old[1], 1), (old[0], 0)], &[], &mut clock);
         let leaving = [(new[3], 5), (new[2], 4), (new[1], 3), (new[0], 2)];
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_without_slots_takes_nothing() {
+    fn a_tier_without_slots_stores_nothing() {
         assert_eq!(HostSlots::new(0).store_blocks(&[(1, 3)], &[], &mut 0), (vec![], vec![]));
     }
 }

@@ -106,7 +106,7 @@ mod tests {
         Question { from: Role::User, to: Role::Budget, what: "the time", deadline: Duration::from_secs(3) };
 
     #[tokio::test(start_paused = true)]
-    async fn a_dropped_answer_is_noticed_at_once() {
+    async fn a_dropped_responder_ends_the_wait_at_once() {
         let (reply, answer) = Responder::<u8>::new();
         drop(reply);
         let asked = tokio::time::Instant::now();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_arrives_and_an_askers_giving_up_is_noticed() {
+    async fn an_answer_arrives_and_a_dropped_caller_is_noticed() {
         let (reply, answer) = Responder::new();
         reply.answer(7);
         assert_eq!(QUESTION.wait(answer).await, Ok(7));

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_pairs_or_an_object_and_each_tenant_has_one() {
+    fn tenant_weights_are_parsed_from_pairs_or_an_object() {
         let expected = TenantWeights::of([("gold", 4), ("free", 1)]);
         for value in [json!("gold=4, free=1"), json!({"gold": 4, "free": 1}), json!(r#"{"gold": 4, "free": 1}"#)] {
             assert_eq!(TenantWeights::read(&value), expected, "{value}");

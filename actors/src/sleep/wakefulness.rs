@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_waits_until_the_model_is_awake_and_wakes_it_once() {
+    async fn a_request_wakes_the_model_once_and_waits() {
         let model = Wakefulness::new(WakeState::Asleep(SleepLevel::Level1));
         let wakes = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let waiting = tokio::spawn({
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_wake_ends_those_who_wait_and_none_who_come_later() {
+    async fn a_failed_wake_fails_waiting_requests_but_not_later_ones() {
         let model = Wakefulness::new(WakeState::Waking);
         let error = NotWoken { reason: "no room".into(), hint: "make some".into(), lacks_memory: true };
         let waiting = tokio::spawn({

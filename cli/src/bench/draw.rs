@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_of_the_lengths_are_below_the_middle() {
+    fn half_of_the_drawn_lengths_are_below_the_median() {
         let mut draw = Draw::new(7);
         let lengths: Vec<usize> = (0..4000).map(|_| draw.lognormal(600.0, 0.9, 50, 6000)).collect();
         let below = lengths.iter().filter(|length| **length < 600).count();
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_never_zero_and_fill_their_range() {
+    fn drawn_shares_are_above_zero_and_uniform() {
         let mut draw = Draw::new(1);
         let shares: Vec<f64> = (0..4000).map(|_| draw.share()).collect();
         assert!(shares.iter().all(|share| *share > 0.0 && *share <= 1.0));

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_ages_by_its_ticks_whatever_its_name() {
+    fn a_process_age_is_parsed_whatever_the_process_name() {
         let stat = "77 (a ) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4250 20";
         assert_eq!(process_age(stat, "60.25 99.0"), Some(Duration::from_millis(17_750)));
         assert_eq!(process_age(stat, "2.0 1.0"), None, "a process cannot have started in the future");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_version_is_found_in_its_text() {
+    fn the_driver_version_is_parsed_from_its_text() {
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 13.3.0";
         assert_eq!(driver_version(open), Some("580.159.04"));
         assert_eq!(driver_version("no driver"), None);

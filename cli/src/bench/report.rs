@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_is_a_line_in_columns() {
+    fn a_figure_prints_as_a_line_of_columns() {
         let figure = Figure {
             roofline: Some(Roofline { bound: 1.75, share: 0.7 }),
             spread: Some(0.042),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn large_numbers_are_grouped_and_small_ones_keep_their_digits() {
+    fn large_numbers_are_grouped_and_small_numbers_keep_decimals() {
         let shown = [99.994, 100.4, 999.0, 1000.0, 2_230_000.0].map(|value| Unit::Tokens.show(value));
         assert_eq!(shown, ["99.99", "100", "999", "1,000", "2,230,000"]);
         assert_eq!(Unit::Bytes.show(2_147_483_648.0), "2.0 GiB");

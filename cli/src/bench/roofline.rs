@@ -197,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn quantized_weights_halve_the_floor_where_the_device_multiplies_them() {
-        let rates = Rates::of("NVIDIA H200").expect("its rates are known");
+    fn fp8_weights_halve_the_floor_if_the_device_multiplies_fp8() {
+        let rates = Rates::of("NVIDIA H200").expect("the GPU's rates are known");
         let prefill = |capability, quantization| {
             let planner = planner_of("qwen2.5-vl-7b", capability, quantization);
             rates.floor_seconds(&planner.prefill(64, 512).expect("the work is planned"))
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_fill_steps_in_order_and_pictures_fill_launches() {
+    fn prompts_are_packed_into_steps_and_pictures_into_launches() {
         let planner = Planner { step_tokens: 64, launch_patches: 32, ..planner("qwen2.5-vl-tiny") };
         let steps = planner.prefill(3, 50).expect("the work is planned");
         assert_eq!(steps.len(), 3, "chunks of 64, 64 and 22 tokens");

@@ -175,14 +175,14 @@ mod tests {
         PatchGeometry { patch: 14, tiling: Some(Tiling { side: 448, least: 1, most: 12, has_thumbnail: true }) };
 
     #[test]
-    fn pictures_in_tiles_have_the_patches_of_all_of_them() {
+    fn a_tiled_picture_has_the_patches_of_all_tiles() {
         let workload = FULL.cut_by(TILES);
         let patches = workload.pictures.map(|pictures| workload.patches(&pictures));
         assert_eq!(patches, [(9 + 1) * 1024, (8 + 1) * 1024], "three by three tiles, and four by two");
     }
 
     #[test]
-    fn the_envelope_admits_everything_at_once() {
+    fn the_envelope_admits_the_whole_workload_at_once() {
         for workload in [FULL, QUICK, FULL.cut_by(SIXTEEN), QUICK.cut_by(SIXTEEN), FULL.cut_by(TILES)] {
             let envelope = workload.envelope();
             envelope.check().expect("the limits agree with each other");

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fullest_device_of_a_group_bounds_all() {
+    fn the_device_with_least_memory_limits_its_group() {
         let place = |gib| absent_place(Bytes::gib(gib), None);
         let target = Target::Cpu { threads: 1 };
         let places = [80, 80, 10].map(place).to_vec();

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_of_vllm_is_served_accepted_or_refused_with_a_hint() {
+    fn every_vllm_flag_is_served_accepted_or_refused_with_hint() {
         let command = command();
         command.clone().debug_assert();
         assert!(FLAGS.len() > 300, "{}", FLAGS.len());
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_without_effect_are_taken_and_others_are_named() {
+    fn flags_without_effect_are_accepted_and_unsupported_flags_refused() {
         let first = command().try_get_matches_from(["--seed", "7", "--tool-call-parser", "hermes", "org/name"]);
         let first = first.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(first.get_one::<String>("sole").map(String::as_str), Some("org/name"), "the model may be last");

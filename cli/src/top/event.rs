@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_event_kind_has_its_sentence_and_unknown_ones_list_fields() {
+    fn known_event_kinds_have_sentences_and_unknown_kinds_list_fields() {
         let told = [
             (r#""event":"lease_granted","lease":3,"model":"demo","class":"kv","bytes":2097152"#, "kv of demo, 2.0 MiB"),
             (r#""event":"lease_freed","lease":3,"model":"","class":"tenant","bytes":1024"#, "tenant, 1.0 KiB"),

@@ -227,7 +227,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_reads_back_equal(
+        fn written_samples_read_back_equal(
             values in prop::collection::vec(("(?s).{0,12}", prop::num::f64::NORMAL | prop::num::f64::ZERO), 0..8)
         ) {
             let lines: String = values

@@ -90,7 +90,7 @@ mod tests {
         // Values of Prometheus' histogram_quantile for the same buckets.
         for (share, value) in [(0.1, 0.05), (0.2, 0.1), (0.5, 0.4), (0.8, 1.0), (0.99, 1.0)] {
             let found = histogram.quantile(share).expect("there are observations");
-            assert!((found - value).abs() < 1e-12, "{share}: {found} and not {value}");
+            assert!((found - value).abs() < 1e-12, "{share}: {found}, expected {value}");
         }
         assert_eq!(histogram.quantile(0.7), Some(0.75));
     }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_a_difference_or_everything_after_a_restart() {
+    fn an_interval_is_a_difference_unless_the_process_restarted() {
         let before = Histogram::new([(1.0, 3.0), (f64::INFINITY, 4.0)]);
         let now = Histogram::new([(1.0, 5.0), (f64::INFINITY, 9.0)]);
         assert_eq!(now.since(&before), Histogram::new([(1.0, 2.0), (f64::INFINITY, 5.0)]));

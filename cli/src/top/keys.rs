@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_key_has_one_meaning_on_press() {
+    fn each_key_press_has_one_meaning() {
         let pressed = |code, modifiers| Key::of(KeyEvent::new(code, modifiers));
         for (code, key) in [
             (KeyCode::Char('q'), Key::Quit),

@@ -40,7 +40,7 @@ mod tests {
     fn printed(colours: Colours) -> String {
         let mut out = Vec::new();
         let line = Line::from(vec![Span::raw("a "), Span::styled("b  ", Style::new().fg(Color::Rgb(1, 2, 3)))]);
-        print(&mut out, &[line], colours).expect("memory accepts all that is written");
+        print(&mut out, &[line], colours).expect("writing to memory succeeds");
         String::from_utf8(out).expect("UTF-8")
     }
 

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_follow_the_terminal_and_the_user() {
+    fn colours_depend_on_the_terminal_and_the_users_choice() {
         let terminal = Surroundings { is_terminal: true, ..Surroundings::default() };
         let said = |text: &'static str| Some(OsStr::new(text));
         assert_eq!(Colours::of(When::Auto, terminal), Colours::Sixteen);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_parts_look_alike() {
+    fn memory_parts_have_distinct_colours_and_letters() {
         for colours in [Colours::True, Colours::Sixteen] {
             let all: BTreeSet<_> = MemoryPart::ALL.iter().map(|part| format!("{:?}", colours.part(*part))).collect();
             assert_eq!(all.len(), MemoryPart::ALL.len(), "{colours:?}");

@@ -31,7 +31,7 @@ mod tests {
     use super::{super::exposition::read, *};
 
     #[test]
-    fn a_fallen_counter_restarted_and_a_new_one_was_zero() {
+    fn decreased_counters_count_as_restarted_and_new_counters_from_zero() {
         let before = read("a_total{m=\"x\"} 10\na_total{m=\"y\"} 10\n", "").expect("the text is well-formed");
         let now = read("a_total{m=\"x\"} 16\na_total{m=\"y\"} 4\nb_total 3\n", "").expect("the text is well-formed");
         let since = Since { before: &before, seconds: 2.0 };

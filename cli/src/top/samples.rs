@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_fallen_counter_went_back() {
+    fn only_a_decreased_counter_indicates_a_restart() {
         let before = samples("a_total{m=\"x\"} 5\nb 9\nc_bucket{le=\"+Inf\"} 3\n");
         assert!(!samples("a_total{m=\"x\"} 5\na_total{m=\"y\"} 0\nb 1\n").went_back(&before));
         assert!(samples("a_total{m=\"x\"} 4\n").went_back(&before));

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_and_events_are_read_and_events_may_be_missing() {
+    fn metrics_are_read_with_or_without_events() {
         let metrics = answer("200 OK", "# a comment\nother 1\nbursar_device_total_bytes{device=\"host\"} 8\n");
         let events = answer("200 OK", "[{\"number\":3,\"at\":1.5,\"event\":\"canary_given\",\"bytes\":1024}]");
         let found = scrape(&[metrics.clone(), events]).expect("the server answers");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_listener_on_the_port_gets_a_hint() {
+    fn an_unexpected_server_on_the_port_gives_a_hint() {
         let redirect = "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n".to_owned();
         let large = answer("200 OK", &"a 1\n".repeat(METRICS_MAX.as_usize() / 4 + 1));
         for (given, said) in [
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_address_gets_a_hint_naming_the_flag() {
+    fn an_unreachable_address_gives_a_hint_naming_the_flag() {
         let address = {
             let gone = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
             gone.local_addr().expect("a local address").to_string()

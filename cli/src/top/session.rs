@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_computed_between_the_last_two_looks() {
+    fn rates_are_computed_between_the_last_two_scrapes() {
         let mut session = session();
         assert!(session.view().is_none());
         session.hear(Ok(generated(100, &["a"])), seconds(1));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_process_keeps_aging_figures_until_it_answers() {
+    fn figures_of_an_unreachable_process_age_until_it_answers() {
         let mut session = session();
         session.hear(Ok(generated(100, &["a"])), seconds(1));
         session.hear(Err(lost()), seconds(3));
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_change_the_interval_pause_explain_and_quit() {
+    fn keys_control_interval_pause_help_paging_and_quitting() {
         let mut session = session();
         assert!(session.press(Key::Slower) && session.every == seconds(2));
         for _ in 0..20 {

@@ -115,14 +115,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_that_a_neighbour_has_taken_count_as_used() {
+    fn blocks_given_up_to_other_processes_count_as_used() {
         let used = |blocks, held| {
             let told = snapshot(KvUse { blocks, held, cached: 0 }, 100, None);
             (told.kv_used_blocks, told.kv_total_blocks)
         };
         assert_eq!(used(100, 30), (30, 100));
-        assert_eq!(used(60, 30), (70, 60), "thirty are left");
-        assert_eq!(used(0, 0), (100, 0), "a model that sleeps has none");
-        assert_eq!(used(140, 20), (0, 140), "more than were registered");
+        assert_eq!(used(60, 30), (70, 60), "30 free blocks are left");
+        assert_eq!(used(0, 0), (100, 0), "a sleeping model has no blocks");
+        assert_eq!(used(140, 20), (0, 140), "the pool has more blocks than were registered");
     }
 }

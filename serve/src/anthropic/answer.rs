@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_has_anthropics_name() {
+    fn each_finish_reason_has_its_anthropic_stop_reason() {
         let usage = |tokens| {
             let mut usage = Usage::default();
             usage.completion_tokens = tokens;
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_come_as_thinking_then_text_then_calls() {
+    fn answer_blocks_are_thinking_then_text_then_tool_calls() {
         let call = |arguments: &str| ToolCall {
             id: "a".to_owned(),
             name: "f".to_owned(),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_tokens_stand_apart_from_those_of_the_input() {
+    fn cached_tokens_are_reported_separately_from_input_tokens() {
         let mut usage = Usage::default();
         (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) = (10, 4, 3);
         let told = serde_json::to_value(UsageTold::from(usage)).expect("JSON");

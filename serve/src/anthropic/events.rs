@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn each_block_is_begun_and_ended_before_the_next() {
+    fn each_content_block_ends_before_the_next_begins() {
         let events = vec![
             Ok(ChatEvent::PromptIds(vec![1, 2, 3].into())),
             Ok(ChatEvent::Reasoning("h".to_owned())),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_reply_ends_in_an_error_of_anthropics_shape() {
+    fn a_failed_reply_ends_with_an_error_in_anthropics_format() {
         let error = ChatError::Stopped { reason: "it died".into() };
         let told = encoder().told(Err(error));
         assert_eq!(told[0]["error"]["type"], "overloaded_error");

@@ -145,7 +145,7 @@ mod tests {
     use crate::error::Shape;
 
     #[test]
-    fn a_wrong_field_is_named_in_anthropics_shape() {
+    fn a_wrong_field_is_named_in_an_anthropic_error() {
         let message = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
         for (body, place) in [
             (message(json!(1)), "messages[0].content"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_caching_and_billing_are_taken() {
+    fn caching_and_billing_fields_are_accepted() {
         let body = json!({
             "model": "demo", "max_tokens": 4, "metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": {},
             "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
@@ -176,6 +176,6 @@ mod tests {
         });
         let request =
             MessagesRequest::from_json(body.to_string().as_bytes()).map_err(|error| error.body(Shape::Anthropic));
-        assert_eq!(request.expect("the request is right").system.expect("blocks").0[0].text.as_deref(), Some("a"));
+        assert_eq!(request.expect("the request is valid").system.expect("blocks").0[0].text.as_deref(), Some("a"));
     }
 }

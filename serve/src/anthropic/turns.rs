@@ -214,7 +214,7 @@ mod tests {
             Piece::Said(other) => format!("{other:?}"),
             Piece::Shown(_) => "picture".to_owned(),
         };
-        let drafts = told(body).expect("the request is right");
+        let drafts = told(body).expect("the request is valid");
         drafts.iter().map(|draft| (draft.role, draft.pieces.iter().map(piece).collect())).collect()
     }
 
@@ -243,12 +243,12 @@ mod tests {
                 (Role::User, texts(&["so?"])),
             ]
         );
-        let drafts = told(&body).expect("the request is right");
+        let drafts = told(&body).expect("the request is valid");
         assert_eq!((&drafts[2].calls, &drafts[3].result_of), (&vec![Some("a".to_owned())], &Some("a".to_owned())));
     }
 
     #[test]
-    fn what_is_not_served_is_refused_by_its_place() {
+    fn unsupported_content_is_refused_with_its_path() {
         let said = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
         for (body, param) in [
             (json!({"messages": [{"role": "boss", "content": "a"}]}), "messages[0].role"),
@@ -271,12 +271,12 @@ mod tests {
             ),
             (said(json!({"type": "tool_result", "content": "a"})), "messages[0].content[0].tool_use_id"),
         ] {
-            assert_eq!(told(&body).map(|_| ()).expect_err("the request is wrong")["param"], param, "{body}");
+            assert_eq!(told(&body).map(|_| ()).expect_err("the request is invalid")["param"], param, "{body}");
         }
     }
 
     #[test]
-    fn a_tool_of_anthropics_servers_is_left_out_and_others_get_openais_form() {
+    fn anthropic_hosted_tools_are_left_out_and_other_tools_converted() {
         let mut left_out = LeftOut::default();
         let mut read = |value: Value| offered(serde_json::from_value(value).expect("a tool"), 3, &mut left_out);
         let own = read(json!({"type": "bash_20250124", "name": "bash"})).expect_err("bash is an unknown tool");

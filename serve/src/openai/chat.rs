@@ -151,7 +151,7 @@ mod tests {
     use crate::error::Shape;
 
     #[test]
-    fn a_tool_that_cannot_be_called_is_refused_by_its_place() {
+    fn an_uncallable_tool_is_refused_with_its_path() {
         let param =
             |tool: Value| check_tool(&tool, 2).map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone());
         assert_eq!(param(json!({"type": "function", "function": {"name": "f"}})), Ok(()));

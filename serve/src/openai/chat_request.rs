@@ -159,7 +159,7 @@ mod tests {
     use crate::error::Shape;
 
     #[test]
-    fn a_wrong_part_of_a_message_is_named() {
+    fn a_wrong_field_of_a_chat_request_is_named() {
         for (body, param) in [
             (
                 json!({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}),
@@ -184,6 +184,6 @@ mod tests {
     fn unknown_fields_and_nulls_are_ignored() {
         let body = json!({"messages": [{"role": "user", "content": null, "name": null}], "n": null, "store": true, "user": "u"});
         let request = ChatRequest::from_json(body.to_string().as_bytes()).map_err(|error| error.body(Shape::OpenAi));
-        assert!(request.expect("the request is right").chat.messages[0].content.is_none());
+        assert!(request.expect("the request is valid").chat.messages[0].content.is_none());
     }
 }

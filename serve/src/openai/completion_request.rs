@@ -137,7 +137,7 @@ mod tests {
     use crate::error::Shape;
 
     #[test]
-    fn prompts_come_in_four_forms_and_others_are_named() {
+    fn prompts_have_four_forms_and_other_forms_are_refused() {
         let all = |prompt: Value| {
             let body = json!({"prompt": prompt}).to_string();
             let fields = body::parsed::<CompletionFields>(body.as_bytes());

@@ -110,8 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn a_role_or_part_that_is_none_is_named() {
-        let error = |message| drafts(vec![message], Sizes::default()).map(drop).expect_err("wrong").body(Shape::OpenAi);
+    fn an_unknown_role_or_content_part_is_named() {
+        let error = |message| {
+            drafts(vec![message], Sizes::default())
+                .map(drop)
+                .expect_err("the role or part is unknown")
+                .body(Shape::OpenAi)
+        };
         assert_eq!(error(said("boss", "a"))["error"]["param"], "messages[0].role");
         let heard = ContentPart { kind: "input_audio".to_owned(), ..ContentPart::default() };
         let message = ChatMessage { content: Some(OneOrMany(vec![heard])), ..said("user", "a") };

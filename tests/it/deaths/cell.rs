@@ -164,7 +164,10 @@ impl Case {
         assert_eq!(weights_of(&after, FAULTED), weights_of(&before, FAULTED), "{case}: rule 10, the lease is kept");
         assert!(weights_of(&after, FAULTED).is_some());
         if self.ends_the_engine() {
-            eventually("as much is leased as before", async || world.snapshot().await.granted == before.granted).await;
+            eventually("the same number of bytes is leased as before", async || {
+                world.snapshot().await.granted == before.granted
+            })
+            .await;
         } else {
             assert_eq!(world.device.counts().backs, backs, "{case}: no memory was backed again");
             eventually("the ledger is as before", async || world.snapshot().await == before).await;

@@ -39,7 +39,7 @@ async fn assert_home(runtime: &Runtime, device: &bursar::HostDevice) {
         runtime.budget().snapshot().await.expect("the budget answers").leases.is_empty()
     })
     .await;
-    eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+    eventually("all memory is unbacked", async || device.counts().backed.is_zero()).await;
 }
 
 async fn replaced(model: &ModelHandle, generation: u64) {
@@ -110,7 +110,7 @@ fn an_engines_crash_loop_stops_the_model_with_the_reason() {
 }
 
 #[test]
-fn a_budget_crash_loop_ends_the_runtime_and_models_say_why() {
+fn a_budget_crash_loop_ends_the_runtime_with_a_reason() {
     story(async {
         let device = device();
         let config = RuntimeConfig {
@@ -134,7 +134,7 @@ fn a_budget_crash_loop_ends_the_runtime_and_models_say_why() {
         assert!(matches!(error, RuntimeError::Unanswered(_)), "{error:?}");
         runtime.budget().snapshot().await.expect_err("the budget has ended too");
         drop(runtime);
-        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+        eventually("all memory is unbacked", async || device.counts().backed.is_zero()).await;
         answer(&demo(&crate::stage::runtime_on(&device).await, small()).await, about(1)).await;
     });
 }
@@ -176,7 +176,7 @@ fn a_profile_dying_in_every_attempt_fails_the_start() {
 }
 
 #[test]
-fn each_supervised_actor_has_its_own_intensity() {
+fn each_supervised_actor_has_a_separate_restart_limit() {
     let defaults = (LoadOptions::default(), RuntimeConfig::default());
     assert_eq!(defaults.0.intensity, Intensity::SERVING);
     assert_eq!(defaults.0.engine_intensity, Intensity::ENGINE);

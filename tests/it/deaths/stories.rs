@@ -54,7 +54,7 @@ fn simultaneous_deaths_leave_one_actor_of_each_kind() {
 }
 
 #[test]
-fn a_killed_engine_returns_with_the_weights_it_had() {
+fn a_restarted_engine_reuses_its_loaded_weights() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -159,15 +159,15 @@ fn a_crash_loop_stops_the_model_and_returns_every_byte() {
             matches!(stage.model.chat(about(1)).await, Err(ChatError::Stopped { .. }))
         })
         .await;
-        eventually("its bytes are home", async || stage.snapshot().await.leases.is_empty()).await;
-        eventually("its memory is home", async || stage.device.counts().backed.is_zero()).await;
+        eventually("all leases have ended", async || stage.snapshot().await.leases.is_empty()).await;
+        eventually("all memory is unbacked", async || stage.device.counts().backed.is_zero()).await;
         // Another runtime can use the device.
         answer(&crate::stage::demo(&stage.runtime, small()).await, about(1)).await;
     });
 }
 
 #[test]
-fn a_request_that_keeps_killing_actors_is_given_up_alone() {
+fn a_request_that_keeps_killing_actors_is_given_up() {
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
@@ -209,10 +209,10 @@ fn a_killed_budgets_successor_finds_everything_unchanged() {
             let [first, second] = replies.map(|reply| reply.expect("accepted"));
             assert_eq!(listen(first).await.expect("the model answers").text, expected, "the reply in round {round}");
             listen(second).await.expect("the model answers");
-            eventually("the ledger is as it was", async || stage.snapshot().await == before).await;
+            eventually("the ledger is as before", async || stage.snapshot().await == before).await;
         }
         drop(short);
-        eventually("a lease dropped later comes home", async || {
+        eventually("the lease dropped later is released", async || {
             stage.snapshot().await.of_class(&bursar::Class::external("mine")) == Bytes::mib(1)
         })
         .await;
@@ -242,7 +242,7 @@ fn a_budget_killed_during_a_start_is_replaced_and_starting_continues() {
 }
 
 #[test]
-fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
+fn a_lane_that_dies_or_fails_is_replaced() {
     use bursar_actors::{
         kv::SequenceId, scheduler::Admission, scheduler::Drafter, scheduler::NewSequence, scheduler::Placeholder,
         scheduler::SchedulingParams,

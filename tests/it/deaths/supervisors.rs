@@ -113,13 +113,13 @@ fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
                 }
             }
             drop(crate::stage::listen(reply).await);
-            eventually("it has heard", async || deaths.load(Ordering::SeqCst) == death).await;
+            eventually("the supervisor has noticed the death", async || deaths.load(Ordering::SeqCst) == death).await;
             let (another, _) = asked(&keeper, Ask::Current).await;
             assert_ne!(another.cell().get_id(), runtime.cell().get_id());
             assert_eq!(asked(&keeper, Ask::Chat).await, expected, "after death {death}");
             assert_eq!(asked(&keeper, Ask::Granted).await, granted, "after death {death}");
             drop((runtime, model));
-            eventually("only the living hold memory", async || device.counts().backed == granted).await;
+            eventually("only the new runtime holds memory", async || device.counts().backed == granted).await;
         }
         // The runtime dies with its supervisor.
         let (runtime, model) = asked(&keeper, Ask::Current).await;
@@ -128,12 +128,12 @@ fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
         let error = ask(&model, about(1)).await.expect_err("the runtime has ended");
         assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
         drop((runtime, model));
-        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+        eventually("all memory is unbacked", async || device.counts().backed.is_zero()).await;
     });
 }
 
 #[test]
-fn a_supervisor_chats_while_its_runtime_dies() {
+fn a_supervisor_busy_with_a_chat_replaces_its_dead_runtime() {
     story(async {
         let (keeper, _) = Keeper::spawn(None, Keeper, (device(), Arc::default())).await.expect("the actor starts");
         let (runtime, _) = asked(&keeper, Ask::Current).await;
@@ -153,7 +153,7 @@ fn a_supervisor_chats_while_its_runtime_dies() {
 }
 
 #[test]
-fn an_ending_supervisor_gets_no_runtime() {
+fn a_runtime_does_not_start_under_a_dead_supervisor() {
     story(async {
         let device = device();
         let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), Arc::default())).await.expect("an actor");
@@ -161,7 +161,7 @@ fn an_ending_supervisor_gets_no_runtime() {
         let config = RuntimeConfig { device: DeviceChoice::Custom(placed(&device)), ..RuntimeConfig::default() };
         let error = Runtime::start_linked(config, keeper.get_cell()).await.err().expect("its supervisor has ended");
         assert!(matches!(error, bursar::RuntimeError::Spawn(_)) && !error.hint().is_empty(), "{error:?}");
-        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+        eventually("all memory is unbacked", async || device.counts().backed.is_zero()).await;
     });
 }
 
@@ -179,7 +179,7 @@ impl Actor for Dependant {
 }
 
 #[test]
-fn a_linked_user_actor_dies_with_its_engine_and_not_conversely() {
+fn a_linked_user_actor_dies_with_its_engine() {
     story(async {
         let stage = crate::stage::Stage::set(small()).await;
         let before = stage.snapshot().await;

@@ -57,7 +57,7 @@ fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
             crowd.home().await;
             let Card { device, runtime, .. } = card;
             runtime.shutdown().await;
-            eventually("all is home", async || device.counts().backed == Bytes::ZERO).await;
+            eventually("all memory is unbacked", async || device.counts().backed == Bytes::ZERO).await;
         }
     });
 }
@@ -85,7 +85,7 @@ fn any_death_during_a_growth_returns_every_byte_and_chats_continue() {
             crowd.home().await;
             let Card { device, runtime, .. } = card;
             runtime.shutdown().await;
-            eventually("all is home", async || device.counts().backed == Bytes::ZERO).await;
+            eventually("all memory is unbacked", async || device.counts().backed == Bytes::ZERO).await;
         }
     });
 }
@@ -109,7 +109,7 @@ fn a_model_unloaded_during_a_change_leaves_nothing_allocated() {
 }
 
 #[test]
-fn answers_never_differ_under_random_other_processes_and_deaths() {
+fn replies_stay_the_same_under_random_foreign_memory_and_deaths() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 7, long).await;

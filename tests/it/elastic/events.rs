@@ -20,7 +20,7 @@ struct Books {
 }
 
 impl Books {
-    fn hear(&mut self, number: u64, event: Event) {
+    fn record(&mut self, number: u64, event: Event) {
         assert!(self.numbers == 0 || number == self.numbers + 1, "event numbers are consecutive");
         self.numbers = number;
         match &event {
@@ -41,7 +41,7 @@ impl Books {
         loop {
             let recorded = events.next().await.expect("the runtime goes on").expect("no event is missed");
             let is_wanted = wanted(&recorded.event);
-            self.hear(recorded.number, recorded.event);
+            self.record(recorded.number, recorded.event);
             if is_wanted {
                 return;
             }

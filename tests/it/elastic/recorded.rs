@@ -46,7 +46,7 @@ fn assert_in_the_table(metrics_log: &MetricsLog) {
 }
 
 #[test]
-fn request_metrics_match_what_callers_saw() {
+fn request_metrics_match_the_replies_of_callers() {
     recorded_by(async |metrics_log| {
         let stage = Stage::set(LoadOptions { requests: Some(2), ..small() }).await;
         let count = |name: &str| metrics_log.now(&format!("bursar_{name}{{model=demo}}"));
@@ -142,13 +142,13 @@ fn request_metrics_match_what_callers_saw() {
 }
 
 #[test]
-fn experts_of_a_mixture_are_shown_to_be_shared_out_unevenly() {
+fn a_metric_shows_the_imbalance_of_experts() {
     recorded_by(async |metrics_log| {
         let runtime = runtime_on(&device_of(Bytes::mib(96))).await;
         let folder = bursar_golden::path("qwen3_moe");
         let model = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("the model starts");
         let imbalance = || metrics_log.most("bursar_expert_imbalance{model=qwen3_moe}");
-        eventually("a second of steps was looked at", async || {
+        eventually("the metric is recorded after a second of steps", async || {
             ask(&model, Chat::new().user("Hello!").max_tokens(20).ignore_end()).await.expect("the model answers");
             imbalance().is_some_and(|most| most > 0.0)
         })
@@ -165,7 +165,7 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
 }
 
 #[test]
-fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
+fn each_card_of_a_group_has_separate_gauges() {
     recorded_by(async |metrics_log| {
         let devices = [0, 1].map(|_| device_of(Bytes::mib(32)));
         let group = DeviceGroup::of(devices.iter().map(|device| device.clone() as _).collect(), "host:2");
@@ -179,7 +179,7 @@ fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
         let card =
             |what: &str, rank| metrics_log.now(&format!("bursar_card_{what}_bytes{{group=host:2,device=host#{rank}}}"));
         let mib = |count: u64| Bytes::mib(count).0 as f64;
-        eventually("both are seen where they are", async || {
+        eventually("each card shows its foreign memory and drift", async || {
             [0, 1].map(|rank| (card("foreign", rank), card("drift", rank))) == [(mib(2), mib(2)), (mib(1), 0.0)]
         })
         .await;
@@ -246,7 +246,7 @@ const NOT_MET: [(&str, &str); 36] = [
 ];
 
 #[test]
-fn a_run_with_everything_records_exactly_the_whole_table() {
+fn a_run_of_all_features_records_every_metric() {
     let metrics_log = recorded_by(async |metrics_log| {
         let card = Card::filled(watchful()).await;
         let (budget, was) = (card.runtime.budget(), card.before.clone());
@@ -260,7 +260,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         // Another process takes everything while chats run, and frees it.
         let talk = |number| tokio::spawn(ask_of(card.model.clone(), long(number)));
         let chats: Vec<_> = (0..6).map(talk).collect();
-        eventually("sequences lay in what went", async || {
+        eventually("a shrink preempts a sequence", async || {
             card.device.foreign_takes(Bytes::gib(1));
             metrics_log.now("bursar_preemptions_total{model=demo,reason=shrink}") > 0.0
         })
@@ -337,7 +337,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
 }
 
 #[test]
-fn the_metrics_page_has_every_row_and_says_what_to_watch() {
+fn the_metrics_page_lists_every_metric_with_advice() {
     let page = fs::read_to_string(path("docs/metrics.md")).expect("the file is there");
     let rows = page.lines().filter(|line| line.starts_with("| `bursar_") || line.starts_with("| `process_"));
     let (found, watched): (Vec<_>, Vec<_>) =

@@ -16,7 +16,7 @@ impl Card {
 }
 
 #[test]
-fn a_refused_size_is_never_retried_even_after_another_process_leaves() {
+fn a_refused_size_is_not_retried_after_another_process_leaves() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, about(1)).await;
@@ -45,7 +45,7 @@ fn a_refused_size_is_never_retried_even_after_another_process_leaves() {
 }
 
 #[test]
-fn a_refusal_during_a_change_waits_and_loses_no_request() {
+fn a_refusal_during_a_resize_loses_no_request() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, about(1)).await;

@@ -138,7 +138,7 @@ impl Subject {
 }
 
 #[test]
-fn every_suggestion_of_any_shape_card_and_name_fits_alone() {
+fn every_suggestion_for_random_shapes_and_cards_fits_alone() {
     let (subjects, names) = (shapes().map(Subject::of).collect::<Vec<_>>(), names());
     let (mut runner, mut tried) = (TestRunner::deterministic(), 0);
     for (index, subject) in subjects.iter().enumerate() {

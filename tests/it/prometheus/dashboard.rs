@@ -25,7 +25,7 @@ fn unit_of(query: &str) -> &'static str {
 }
 
 #[test]
-fn no_panel_mixes_units_or_scales() {
+fn no_dashboard_panel_mixes_units() {
     let dashboard: Value = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
     let units = [
         ("bytes", &["bytes"][..]),

@@ -11,8 +11,8 @@ use bursar::{
 use super::*;
 
 #[test]
-fn process_facts_are_exported_beside_its_metrics() {
-    let name = "prometheus::process::process_facts_are_exported_beside_its_metrics";
+fn process_and_model_facts_are_exported_with_the_metrics() {
+    let name = "prometheus::process::process_and_model_facts_are_exported_with_the_metrics";
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
@@ -50,8 +50,8 @@ fn process_facts_are_exported_beside_its_metrics() {
 }
 
 #[test]
-fn health_says_whether_to_restart_or_ask_a_process() {
-    let name = "prometheus::process::health_says_whether_to_restart_or_ask_a_process";
+fn health_checks_distinguish_liveness_from_readiness() {
+    let name = "prometheus::process::health_checks_distinguish_liveness_from_readiness";
     alone(name, async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -72,8 +72,10 @@ fn health_says_whether_to_restart_or_ask_a_process() {
             let runtime = runtime.clone();
             async move { runtime.unload_within("demo", Duration::from_secs(60)).await }
         });
-        eventually("it takes no more", async || status("/health/ready").await == ("503".to_owned(), json!("leaving")))
-            .await;
+        eventually("the model admits no more requests", async || {
+            status("/health/ready").await == ("503".to_owned(), json!("leaving"))
+        })
+        .await;
         drop(held);
         leaving.await.expect("no panic").expect("the model unloads");
         assert_eq!(status("/health/ready").await.1, Value::Null, "an unloaded model is not listed");
@@ -82,7 +84,10 @@ fn health_says_whether_to_restart_or_ask_a_process() {
         let model = demo(&runtime, options).await;
         let scheduler = model.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
-        eventually("it has ended", async || status("/health").await == ("503".to_owned(), json!("stopped"))).await;
+        eventually("the stopped model makes the process unhealthy", async || {
+            status("/health").await == ("503".to_owned(), json!("stopped"))
+        })
+        .await;
         assert_eq!(status("/health/live").await.0, "200", "another process would not help the model");
         runtime.unload("demo").await.expect("the model unloads");
         assert_eq!(status("/health").await.1, Value::Null);

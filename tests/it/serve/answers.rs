@@ -14,7 +14,7 @@ use crate::stage::{answer, story};
 const GREETING: &str = "Hello! Show me a picture.";
 
 #[test]
-fn a_chat_is_answered_under_each_of_its_names_and_streams_the_same() {
+fn a_model_is_served_under_each_name_streamed_or_whole() {
     story(async {
         let fixture = Fixture::usual().await;
         for name in ["demo", "other-name"] {
@@ -31,7 +31,7 @@ fn a_chat_is_answered_under_each_of_its_names_and_streams_the_same() {
 }
 
 #[test]
-fn a_model_that_is_being_loaded_says_how_far_it_is() {
+fn a_loading_model_reports_its_progress() {
     story(async {
         let fixture = Fixture::usual().await;
         assert_eq!(fixture.get("/health").await.status, 200);
@@ -51,7 +51,7 @@ fn a_model_that_is_being_loaded_says_how_far_it_is() {
 }
 
 #[test]
-fn a_model_that_failed_is_told_of_and_the_others_answer() {
+fn a_failed_model_is_reported_and_other_models_answer() {
     story(async {
         let fixture = Fixture::usual().await;
         fixture.service.set(["broken"], ModelState::Failed("no such file".into()));
@@ -111,7 +111,7 @@ fn pictures_in_low_detail_take_fewer_tokens() {
 }
 
 #[test]
-fn files_are_read_below_the_media_root_alone() {
+fn files_are_read_only_below_the_media_root() {
     story(async {
         let root = std::env::temp_dir().join(format!("bursar-media-{}", std::process::id()));
         let (inside, outside) = (root.join("in"), root.join("out"));
@@ -166,7 +166,7 @@ fn files_are_read_below_the_media_root_alone() {
 }
 
 #[test]
-fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
+fn request_ids_are_kept_and_info_routes_answer() {
     story(async {
         let fixture = Fixture::usual().await;
         let named = |name: &str| {
@@ -195,7 +195,7 @@ fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
 }
 
 #[test]
-fn another_process_is_drilled_where_host_memory_stands_in() {
+fn a_drill_simulates_another_process_on_a_host_device() {
     story(async {
         let fixture = Fixture::usual().await;
         let taken = fixture.post("/v1/budget/other_process", &json!({"bytes": 1 << 20, "seconds": 1})).await;
@@ -216,7 +216,7 @@ fn another_process_is_drilled_where_host_memory_stands_in() {
 }
 
 #[test]
-fn several_prompts_are_summed_up_and_echoes_have_offsets() {
+fn several_prompts_sum_their_usage_and_echoes_have_offsets() {
     story(async {
         let fixture = Fixture::usual().await;
         let ask = async |body: serde_json::Value| fixture.post("/v1/completions", &body).await.json();
@@ -249,7 +249,7 @@ fn several_prompts_are_summed_up_and_echoes_have_offsets() {
 }
 
 #[test]
-fn texts_are_tokens_and_tokens_texts() {
+fn tokenize_and_detokenize_are_inverse() {
     story(async {
         let fixture = Fixture::usual().await;
         let told = fixture.post("/tokenize", &json!({"prompt": "Hello!", "return_token_strs": true})).await.json();
@@ -266,7 +266,7 @@ fn texts_are_tokens_and_tokens_texts() {
 }
 
 #[test]
-fn the_document_lists_what_there_is_and_its_references_hold() {
+fn the_openapi_document_lists_every_route_and_its_references_resolve() {
     story(async {
         let fixture = Fixture::usual().await;
         let document = fixture.get("/openapi.json").await.json();
@@ -340,7 +340,7 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
 }
 
 #[test]
-fn the_page_is_there_and_takes_nothing_from_elsewhere() {
+fn the_web_page_loads_nothing_from_other_hosts() {
     story(async {
         let fixture = Fixture::usual().await;
         for (path, kind) in [
@@ -360,7 +360,7 @@ fn the_page_is_there_and_takes_nothing_from_elsewhere() {
 }
 
 #[test]
-fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
+fn pictures_are_fetched_only_from_allowed_hosts_even_after_redirects() {
     story(async {
         let pictures = axum::Router::new()
             .route("/number.png", get(|| async { demo::pictures()[1].bytes }))

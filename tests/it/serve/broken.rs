@@ -19,7 +19,7 @@ fn is_error_of(line: &Value, model: &str) -> bool {
 }
 
 #[test]
-fn the_others_are_served_and_the_log_names_the_model_that_failed() {
+fn a_failed_model_is_logged_and_other_models_are_served() {
     let named = ["--name", "first", "demo", "last", "--model", "/no/such/first", "--model", "demo"];
     let program = Program::start(&[&named[..], &["--model", "/no/such/last"]].concat());
     let errors: Vec<_> = program.begun.iter().filter(|line| is_error_of(line, "first")).collect();
@@ -50,7 +50,7 @@ fn the_others_are_served_and_the_log_names_the_model_that_failed() {
 }
 
 #[test]
-fn a_server_that_could_load_none_ends_with_the_reasons() {
+fn a_server_without_any_loaded_model_ends_with_reasons() {
     let ended = |models: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         command.args(["serve", "--device", "host", "--port", "0", "--profile-cache", "none"]);

@@ -10,7 +10,7 @@ use super::client::{Fixture, hello, pause, posted, rest, until_requests};
 use crate::stage::{small, story};
 
 #[test]
-fn a_model_that_is_restarted_in_the_middle_of_a_stream_is_a_pause() {
+fn a_model_restart_only_pauses_a_stream() {
     story(async {
         let fixture = Fixture::usual().await;
         let fields = json!({"stream": true, "ignore_eos": true, "max_tokens": 60, "seed": 3});
@@ -37,7 +37,7 @@ fn a_model_that_is_restarted_in_the_middle_of_a_stream_is_a_pause() {
 }
 
 #[test]
-fn a_server_that_ends_finishes_what_it_has_begun_and_refuses_the_rest() {
+fn a_shutdown_finishes_running_requests_and_refuses_new_ones() {
     story(async {
         let fixture = Fixture::usual().await;
         let body = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 100})).to_string();
@@ -59,7 +59,7 @@ fn a_server_that_ends_finishes_what_it_has_begun_and_refuses_the_rest() {
 }
 
 #[test]
-fn a_reply_that_does_not_end_in_time_is_cut_off() {
+fn a_request_that_outlasts_the_drain_is_cut_off() {
     story(async {
         let serve = ServeOptions { drain: Duration::from_millis(50), ..ServeOptions::default() };
         let fixture = Fixture::with(small(), serve).await;
@@ -76,7 +76,7 @@ fn a_reply_that_does_not_end_in_time_is_cut_off() {
 }
 
 #[test]
-fn those_who_watch_the_budget_do_not_hold_the_end_up() {
+fn budget_event_streams_do_not_delay_a_shutdown() {
     story(async {
         let fixture = Fixture::usual().await;
         let mut watching = fixture.connect().await;

@@ -20,7 +20,7 @@ fn number() -> String {
 }
 
 #[test]
-fn a_picture_is_seen_in_each_form_that_clients_send() {
+fn a_picture_is_accepted_in_every_client_format() {
     story(async {
         let fixture = Fixture::usual().await;
         let url = format!("data:image/png;base64,{}", number());
@@ -51,7 +51,7 @@ fn a_picture_is_seen_in_each_form_that_clients_send() {
 }
 
 #[test]
-fn paths_may_begin_with_the_root_path_and_need_not() {
+fn paths_work_with_and_without_the_root_path() {
     story(async {
         let serve = ServeOptions { root_path: "llm/7b".to_owned(), ..ServeOptions::default() };
         let fixture = Fixture::with(small(), serve).await;
@@ -72,7 +72,7 @@ fn paths_may_begin_with_the_root_path_and_need_not() {
 }
 
 #[test]
-fn a_schema_that_is_refused_names_the_place_of_the_fault() {
+fn a_refused_schema_names_the_path_of_the_fault() {
     story(async {
         let fixture = Fixture::usual().await;
         for (schema, place) in [
@@ -93,7 +93,7 @@ fn a_schema_that_is_refused_names_the_place_of_the_fault() {
 }
 
 #[test]
-fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
+fn reply_changing_fields_are_served_or_refused_by_name() {
     story(async {
         let fixture = Fixture::usual().await;
         let schema = json!({"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]});
@@ -135,7 +135,7 @@ fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
 }
 
 #[test]
-fn a_damaged_picture_is_named_by_its_place_in_the_conversation() {
+fn a_damaged_picture_is_named_by_its_field_path() {
     story(async {
         let fixture = Fixture::usual().await;
         let url = |bytes: &str| format!("data:image/png;base64,{bytes}");
@@ -191,7 +191,7 @@ fn a_picture_that_fails_to_decode_is_reported_with_its_field() {
 }
 
 #[test]
-fn bytes_of_scored_tokens_are_their_own_and_a_cut_character_is_left_out() {
+fn scored_tokens_have_exact_bytes_and_cut_characters_are_omitted() {
     story(async {
         let fixture = Fixture::usual().await;
         let fields = json!({"guided_regex": "\u{1318f}!", "logprobs": true, "top_logprobs": 1});
@@ -221,7 +221,7 @@ fn shape(block: &Value) -> (String, Value) {
 }
 
 #[test]
-fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
+fn a_forced_tool_overrides_a_format_in_every_api() {
     story(async {
         let limits = Limits { context_tokens: Some(1024), ..Limits::default() };
         let fixture = Fixture::with(LoadOptions { limits, ..small() }, ServeOptions::default()).await;
@@ -286,7 +286,7 @@ fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
 }
 
 #[test]
-fn agents_blocks_without_a_meaning_here_are_text() {
+fn unsupported_content_blocks_of_agents_become_text() {
     story(async {
         let fixture = Fixture::usual().await;
         let with = |content: Value| {
@@ -370,7 +370,7 @@ fn compressed_bodies_are_read_within_the_limit() {
 }
 
 #[test]
-fn requests_are_counted_by_route_status_and_error_under_our_names_and_vllms() {
+fn http_metrics_count_requests_under_bursar_and_vllm_names() {
     story(async {
         // A process has only one metrics recorder, so this test starts a separate process.
         let program = Program::start(&["--metrics-names", "vllm"]);
@@ -412,7 +412,7 @@ fn requests_are_counted_by_route_status_and_error_under_our_names_and_vllms() {
 }
 
 #[test]
-fn a_stranger_is_told_how_to_send_a_key_and_not_why_a_model_failed() {
+fn clients_without_a_key_see_no_failure_details() {
     story(async {
         let serve = ServeOptions::default().with_keys("one\n").expect("a key");
         let fixture = Fixture::with(small(), serve).await;

@@ -85,7 +85,7 @@ async fn settled(fixture: &Fixture, before: &Snapshot) -> Snapshot {
 }
 
 #[test]
-fn any_value_in_any_field_is_answered_and_never_with_500() {
+fn no_field_value_causes_a_500_answer() {
     let body = full();
     let mut all = Vec::new();
     places(&body, "", &mut all);
@@ -147,7 +147,7 @@ fn names_and_texts_cannot_break_out_of_a_stream() {
 }
 
 #[test]
-fn urls_reach_nothing_that_the_server_does_not_allow() {
+fn urls_outside_the_allowed_sources_are_refused() {
     story(async {
         let fixture = Fixture::usual().await;
         for url in [
@@ -174,7 +174,7 @@ fn urls_reach_nothing_that_the_server_does_not_allow() {
 }
 
 #[test]
-fn pages_of_others_ask_nothing_and_names_of_others_are_none() {
+fn foreign_origins_and_host_names_are_refused() {
     story(async {
         let fixture = Fixture::usual().await;
         let body = hello(json!({"max_tokens": 1})).to_string();
@@ -205,7 +205,7 @@ fn pages_of_others_ask_nothing_and_names_of_others_are_none() {
 }
 
 #[test]
-fn ten_thousand_calls_and_results_are_too_many_tokens_and_no_more() {
+fn ten_thousand_calls_and_results_are_refused_as_too_long() {
     story(async {
         let fixture = Fixture::usual().await;
         let calls: Vec<_> =
@@ -226,7 +226,7 @@ fn ten_thousand_calls_and_results_are_too_many_tokens_and_no_more() {
 }
 
 #[test]
-fn what_is_small_in_a_body_and_large_in_memory_is_bounded() {
+fn bodies_that_expand_in_memory_are_refused() {
     story(async {
         let fixture = Fixture::usual().await;
         let frames = format!("data:video/jpeg;base64,{}", ",".repeat(100_000));

@@ -45,7 +45,7 @@ fn too_long(text: &str) -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn a_text_that_is_much_too_long_is_refused_without_being_tokenized() {
+fn an_oversized_text_is_refused_without_tokenizing_it() {
     story(async {
         let fixture = Fixture::usual().await;
         let text = pasted(2 * MB);
@@ -77,7 +77,7 @@ fn memory(program: &Program, field: &str) -> usize {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn sixteen_clients_with_8_mb_each_take_little_memory_and_it_comes_back() {
+fn sixteen_large_requests_use_little_memory_and_free_it() {
     story(async {
         let program = Program::start(&[]);
         let ask = async |body: String| {
@@ -107,7 +107,7 @@ fn sixteen_clients_with_8_mb_each_take_little_memory_and_it_comes_back() {
 }
 
 #[test]
-fn slow_connections_of_one_address_leave_health_and_other_clients_alone() {
+fn slow_connections_of_one_address_do_not_block_health_checks() {
     story(async {
         let serve = ServeOptions { connections_per_address: 20, ..ServeOptions::default() };
         let fixture = Fixture::with(small(), serve).await;
@@ -139,7 +139,7 @@ fn slow_connections_of_one_address_leave_health_and_other_clients_alone() {
 }
 
 #[test]
-fn long_names_of_a_client_are_neither_told_nor_logged_whole() {
+fn long_names_of_a_client_are_shortened_in_answers() {
     story(async {
         let fixture = Fixture::usual().await;
         let long = "x".repeat(1_000_000);
@@ -165,7 +165,7 @@ fn long_names_of_a_client_are_neither_told_nor_logged_whole() {
 }
 
 #[test]
-fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
+fn admin_routes_need_an_admin_key_unless_the_server_is_local() {
     story(async {
         let serve = ServeOptions::default().with_keys("one\ntwo\n").expect("keys");
         let serve = serve.with_admin_keys("boss\n").expect("keys");
@@ -220,7 +220,7 @@ fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
 
 #[cfg(unix)]
 #[test]
-fn a_pipe_below_the_media_root_is_refused_and_a_frame_folder_with_one_too() {
+fn pipes_below_the_media_root_are_refused() {
     story(async {
         let folder = Folder::empty();
         let pipe = folder.path().join("picture.png");
@@ -240,7 +240,7 @@ fn a_pipe_below_the_media_root_is_refused_and_a_frame_folder_with_one_too() {
 }
 
 #[test]
-fn replies_that_outlast_the_drain_end_with_an_error_and_health_is_answered_until_then() {
+fn replies_that_outlast_the_drain_fail_while_health_is_answered() {
     story(async {
         let serve = ServeOptions { drain: Duration::from_millis(600), ..ServeOptions::default() };
         let fixture = Fixture::with(LoadOptions { token_interval: None, ..small() }, serve).await;

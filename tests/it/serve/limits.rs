@@ -11,7 +11,7 @@ use super::client::{Fixture, hello, pause, posted, rest, until_requests};
 use crate::stage::{small, story};
 
 #[test]
-fn without_a_key_of_the_server_nothing_is_told_but_its_health() {
+fn without_a_key_only_health_is_answered() {
     story(async {
         let serve = ServeOptions::default().with_keys("# ours\nfirst-key\nsecond-key\n").expect("keys");
         let fixture = Fixture::with(small(), serve).await;
@@ -37,7 +37,7 @@ fn without_a_key_of_the_server_nothing_is_told_but_its_health() {
 }
 
 #[test]
-fn a_full_model_answers_429_and_a_place_is_free_when_a_client_has_left() {
+fn a_full_model_answers_429_until_a_client_leaves() {
     story(async {
         let options = LoadOptions { requests: Some(2), ..small() };
         let fixture = Fixture::with(options, ServeOptions::default()).await;
@@ -67,7 +67,7 @@ fn a_full_model_answers_429_and_a_place_is_free_when_a_client_has_left() {
 }
 
 #[test]
-fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
+fn a_client_that_half_closes_after_its_request_is_answered() {
     story(async {
         let fixture = Fixture::usual().await;
         for is_streamed in [false, true] {
@@ -88,7 +88,7 @@ fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
 }
 
 #[test]
-fn a_body_is_bounded_in_bytes_whether_it_says_so_or_not() {
+fn bodies_are_limited_with_or_without_a_content_length() {
     story(async {
         let serve = ServeOptions { body_bytes: Bytes::kib(4), ..ServeOptions::default() };
         let fixture = Fixture::with(small(), serve).await;
@@ -105,7 +105,7 @@ fn a_body_is_bounded_in_bytes_whether_it_says_so_or_not() {
 }
 
 #[test]
-fn bodies_together_are_bounded_too_and_room_comes_back() {
+fn all_bodies_together_are_limited_in_bytes() {
     story(async {
         let serve = ServeOptions { bodies_bytes: Bytes::kib(8), body_bytes: Bytes::kib(6), ..ServeOptions::default() };
         let fixture = Fixture::with(small(), serve).await;
@@ -133,7 +133,7 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
 }
 
 #[test]
-fn slow_heads_bodies_and_readers_are_dropped() {
+fn slow_headers_bodies_and_readers_are_dropped() {
     story(async {
         let patience = Duration::from_millis(300);
         let serve = ServeOptions { head_time: patience, body_time: patience, ..ServeOptions::default() };
@@ -165,7 +165,7 @@ fn slow_heads_bodies_and_readers_are_dropped() {
 }
 
 #[test]
-fn heads_are_bounded() {
+fn request_headers_are_limited() {
     story(async {
         let fixture = Fixture::usual().await;
         let large = format!(
@@ -180,7 +180,7 @@ fn heads_are_bounded() {
 }
 
 #[test]
-fn connections_beyond_the_limit_wait_for_their_turn() {
+fn connections_beyond_the_limit_wait_for_a_slot() {
     story(async {
         let serve = ServeOptions { connections: 2, head_time: Duration::from_millis(300), ..ServeOptions::default() };
         let fixture = Fixture::with(small(), serve).await;
@@ -194,7 +194,7 @@ fn connections_beyond_the_limit_wait_for_their_turn() {
 }
 
 #[test]
-fn a_key_has_its_streams_and_others_theirs() {
+fn concurrent_streams_are_limited_for_each_key() {
     story(async {
         let serve =
             ServeOptions { streams_per_key: Some(1), ..ServeOptions::default().with_keys("one\ntwo").expect("keys") };

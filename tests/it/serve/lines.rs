@@ -135,7 +135,7 @@ fn chat(fields: Value) -> Value {
 }
 
 #[test]
-fn a_model_that_starts_again_is_not_one_that_is_being_loaded() {
+fn a_waking_model_is_not_reported_as_loading() {
     let program = Program::start(&[]);
     for _ in 0..2 {
         for path in ["/sleep", "/wake_up"] {
@@ -161,7 +161,7 @@ fn top_reads_the_port_of_a_server() {
 }
 
 #[test]
-fn each_request_has_one_line_at_info_under_its_answers_id() {
+fn each_request_has_one_info_line_with_its_id() {
     let program = Program::start(&[]);
     let whole = program.post("/v1/chat/completions", "", &chat(json!({})));
     let streamed =
@@ -207,7 +207,7 @@ fn each_request_has_one_line_at_info_under_its_answers_id() {
 }
 
 #[test]
-fn at_debug_what_actors_do_for_a_request_stands_under_its_id() {
+fn debug_lines_of_actors_have_the_requests_id() {
     let program = Program::start(&["--log-level", "debug"]);
     let answer = program.post("/v1/chat/completions", "", &chat(json!({"stream": true})));
     program.get("/health", "x-request-id: probe\r\n");
@@ -228,7 +228,7 @@ fn at_debug_what_actors_do_for_a_request_stands_under_its_id() {
 }
 
 #[test]
-fn with_requests_disabled_only_what_goes_wrong_is_logged() {
+fn with_request_logs_disabled_only_failures_are_logged() {
     let program = Program::start(&["--disable-log-requests", "--log-level", "debug"]);
     assert!(program.post("/v1/chat/completions", "", &chat(json!({}))).starts_with("HTTP/1.1 200"));
     let long = json!({"messages": [{"role": "user", "content": format!("{SECRET} ").repeat(300)}]});
@@ -242,7 +242,7 @@ fn with_requests_disabled_only_what_goes_wrong_is_logged() {
 }
 
 #[test]
-fn a_client_that_leaves_and_a_response_in_the_background_have_their_lines() {
+fn disconnected_clients_and_background_responses_are_logged() {
     let program = Program::start(&[]);
     let mut leaving = TcpStream::connect(&program.address).expect("the server listens");
     let endless = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 200}));
@@ -266,7 +266,7 @@ fn a_client_that_leaves_and_a_response_in_the_background_have_their_lines() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_told_before_anything_is_loaded() {
+fn a_missing_ffmpeg_is_reported_before_loading() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
     command.args([
         "serve",

@@ -30,7 +30,7 @@ fn models_of(budget: &Value) -> Vec<String> {
 }
 
 #[test]
-fn models_have_devices_of_their_own_and_one_server() {
+fn models_on_separate_devices_share_one_server() {
     story(async {
         let models = vec![named("first"), named("second"), named("third")];
         let of = DeviceChoice::HostRanks(2, bursar::Bytes::mib(192));
@@ -83,7 +83,7 @@ fn models_have_devices_of_their_own_and_one_server() {
 }
 
 #[test]
-fn models_that_fit_on_one_device_are_spread_over_all() {
+fn models_that_fit_on_one_device_are_spread_over_devices() {
     for size in ["1", "auto"] {
         let flags = ["--tensor-parallel-size", size, "--model", "demo", "--model", "demo"];
         let program = Program::on("host:2", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
@@ -111,7 +111,7 @@ fn models_that_fit_on_one_device_are_spread_over_all() {
 }
 
 #[test]
-fn a_model_that_cannot_be_planned_stops_no_other() {
+fn a_model_that_cannot_be_planned_does_not_stop_others() {
     let flags = ["--tensor-parallel-size", "auto", "--model", "/no/such/folder", "--model", "demo"];
     let program = Program::on("host:2", &[&flags[..], &["--name", "broken", "--name", "demo"]].concat());
     program.has_said("broken failed to load");
@@ -120,7 +120,7 @@ fn a_model_that_cannot_be_planned_stops_no_other() {
 }
 
 #[test]
-fn two_groups_of_two_serve_a_model_each() {
+fn two_groups_of_two_devices_serve_one_model_each() {
     let flags = ["--tensor-parallel-size", "2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
     let program = Program::on("host:4", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
     program.has_said("ready: other");
@@ -136,7 +136,7 @@ fn two_groups_of_two_serve_a_model_each() {
 }
 
 #[test]
-fn a_number_for_each_model_gives_it_as_many_devices() {
+fn each_model_may_have_a_separate_number_of_devices() {
     let flags = ["--tensor-parallel-size", "1,2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
     // `host` names the first device. The models use this device and the devices after it.
     let program = Program::on("host", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
@@ -152,7 +152,7 @@ fn a_number_for_each_model_gives_it_as_many_devices() {
 }
 
 #[test]
-fn a_runtime_on_fewer_devices_than_a_model_asks_for_refuses_it() {
+fn a_model_that_needs_more_devices_than_available_is_refused() {
     story(async {
         let device = DeviceChoice::Host(bursar::Bytes::mib(96));
         let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("a runtime");
@@ -167,7 +167,7 @@ fn a_runtime_on_fewer_devices_than_a_model_asks_for_refuses_it() {
 }
 
 #[test]
-fn devices_that_would_be_left_over_are_refused() {
+fn named_devices_that_would_stay_idle_are_refused() {
     let two = ["--model", "demo", "--model", "demo", "--name", "other", "--name", "demo"];
     for (device, size, models, why, hint) in [
         (
@@ -205,7 +205,7 @@ fn devices_that_would_be_left_over_are_refused() {
 }
 
 #[test]
-fn too_few_devices_are_told_before_anything_starts() {
+fn too_few_devices_are_reported_before_anything_starts() {
     story(async {
         let of = DeviceChoice::HostRanks(2, bursar::Bytes::mib(96));
         for ranks in [0, 3] {

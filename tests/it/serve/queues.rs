@@ -42,7 +42,7 @@ async fn busy(priority: i32) -> (Fixture, Vec<tokio::net::TcpStream>) {
 }
 
 #[test]
-fn a_missed_deadline_is_a_503_in_the_queue_and_later_a_504() {
+fn a_missed_deadline_is_503_while_queued_and_504_afterwards() {
     story(async {
         let (fixture, streams) = busy(0).await;
         for (path, body) in requests(&json!({})) {
@@ -71,7 +71,7 @@ fn a_missed_deadline_is_a_503_in_the_queue_and_later_a_504() {
 }
 
 #[test]
-fn an_urgent_request_of_openais_apis_passes_those_that_stream() {
+fn an_urgent_request_overtakes_streams_in_openai_apis() {
     story(async {
         for place in 0..3 {
             let (fixture, streams) = busy(5).await;

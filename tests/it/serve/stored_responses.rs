@@ -25,7 +25,7 @@ fn id_of(answer: &Answer) -> String {
 }
 
 #[test]
-fn a_response_is_there_for_its_own_key_alone() {
+fn a_stored_response_is_visible_only_to_its_key() {
     story(async {
         let serve = ServeOptions::default().with_keys("first-key\nsecond-key\n").expect("keys");
         let fixture = Fixture::with(small(), serve).await;
@@ -49,7 +49,7 @@ fn a_response_is_there_for_its_own_key_alone() {
 }
 
 #[test]
-fn vllms_calls_put_models_to_sleep_and_wake_them() {
+fn vllm_routes_put_models_to_sleep_and_wake_them() {
     story(async {
         let fixture = Fixture::usual().await;
         let is_sleeping = async |query: &str| fixture.get(&format!("/is_sleeping{query}")).await.json();
@@ -75,7 +75,7 @@ fn vllms_calls_put_models_to_sleep_and_wake_them() {
 }
 
 #[test]
-fn the_oldest_response_goes_when_there_are_too_many() {
+fn the_oldest_stored_response_is_evicted_beyond_the_limit() {
     story(async {
         let fixture = Fixture::with(small(), ServeOptions { responses: 2, ..ServeOptions::default() }).await;
         let mut ids = Vec::new();
@@ -99,7 +99,7 @@ fn long() -> Value {
 }
 
 #[test]
-fn a_cancelled_response_gives_its_place_back() {
+fn a_cancelled_response_releases_its_request_slot() {
     story(async {
         let fixture = Fixture::usual().await;
         let id = id_of(&asked(&fixture, "", long()).await);
@@ -112,7 +112,7 @@ fn a_cancelled_response_gives_its_place_back() {
 }
 
 #[test]
-fn who_watches_a_response_hears_that_it_was_cancelled() {
+fn a_streaming_client_sees_the_cancellation_of_its_response() {
     story(async {
         let fixture = Fixture::usual().await;
         let mut body = json!({"model": "demo", "input": "Hello!", "stream": true});

@@ -72,7 +72,7 @@ async fn asked(fixture: &Fixture, mut fields: Value) -> [Value; 2] {
 }
 
 #[test]
-fn a_forced_call_in_xml_arrives_as_json_and_goes_back_as_xml() {
+fn forced_xml_calls_are_converted_to_json_and_back() {
     story(async {
         let (fixture, _folder) = fixture().await;
         let tools = json!([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object",
@@ -99,7 +99,7 @@ fn a_forced_call_in_xml_arrives_as_json_and_goes_back_as_xml() {
 }
 
 #[test]
-fn json_by_schema_begins_after_the_reasoning_that_the_template_opened() {
+fn a_schema_applies_after_reasoning_opened_by_the_template() {
     story(async {
         let (fixture, _folder) = fixture().await;
         let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": false});

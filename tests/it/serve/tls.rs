@@ -92,7 +92,7 @@ fn a_reply_streams_over_tls_and_its_connection_is_kept() {
 }
 
 #[test]
-fn a_client_without_tls_is_closed_and_others_are_served() {
+fn a_client_without_tls_is_closed_without_disturbing_others() {
     story(async {
         let fixture = fixture(ServeOptions::default()).await;
         let heard = fixture.get("/health").await;
@@ -114,7 +114,7 @@ fn a_client_without_tls_is_closed_and_others_are_served() {
 }
 
 #[test]
-fn a_greeting_that_does_not_end_gives_its_place_to_the_next() {
+fn an_unfinished_tls_handshake_times_out_and_frees_its_slot() {
     story(async {
         let short = ServeOptions { connections: 1, head_time: Duration::from_millis(300), ..ServeOptions::default() };
         let fixture = fixture(short).await;
@@ -134,7 +134,7 @@ fn a_greeting_that_does_not_end_gives_its_place_to_the_next() {
 }
 
 #[test]
-fn wrong_files_are_named_before_anything_listens() {
+fn wrong_tls_files_are_named_before_listening() {
     story(async {
         let stage = Stage::set(small()).await;
         for (certificates, key, at_fault, why) in [

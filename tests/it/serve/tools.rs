@@ -65,7 +65,7 @@ fn hosted_tools_are_listed_but_not_shown_and_cannot_be_forced() {
 }
 
 #[test]
-fn a_function_of_a_namespace_is_called_and_goes_on_by_its_own_name() {
+fn a_namespace_function_keeps_its_name_across_turns() {
     story(async {
         let fixture = fixture().await;
         let tools = json!([{"type": "namespace", "name": "agents", "description": "others", "tools": [wait()]}]);

@@ -122,7 +122,7 @@ fn data(kind: &str, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_film_is_seen_as_its_frames_at_even_times() {
+fn a_video_is_read_as_evenly_spaced_frames() {
     let Some(program) = ffmpeg() else { return };
     story(async {
         let root = Root::new("even");
@@ -162,7 +162,7 @@ fn a_film_is_seen_as_its_frames_at_even_times() {
 }
 
 #[test]
-fn films_of_usual_codecs_are_seen_with_sound_and_any_order_of_parts() {
+fn videos_of_common_codecs_and_container_layouts_are_read() {
     let Some(program) = ffmpeg() else { return };
     story(async {
         let root = Root::new("codecs");
@@ -213,7 +213,7 @@ fn films_of_usual_codecs_are_seen_with_sound_and_any_order_of_parts() {
 }
 
 #[test]
-fn of_a_film_of_hours_only_few_frames_are_decoded() {
+fn only_a_few_frames_of_a_long_video_are_decoded() {
     let Some(program) = ffmpeg() else { return };
     story(async {
         let root = Root::new("hours");
@@ -241,7 +241,7 @@ fn of_a_film_of_hours_only_few_frames_are_decoded() {
 }
 
 #[test]
-fn animations_need_no_program() {
+fn animations_are_read_without_ffmpeg() {
     story(async {
         let root = Root::new("animations");
         let mut bytes = Vec::new();
@@ -281,7 +281,7 @@ async fn refused(fixture: &Fixture, url: &str, words: &str) {
 }
 
 #[test]
-fn frames_of_films_count_among_the_bytes_that_are_held() {
+fn video_frames_count_toward_the_limit_of_all_bodies() {
     story(async {
         let root = Root::new("held");
         let mut bytes = Vec::new();
@@ -307,7 +307,7 @@ fn frames_of_films_count_among_the_bytes_that_are_held() {
 }
 
 #[test]
-fn without_ffmpeg_a_film_is_refused_with_what_to_do() {
+fn without_ffmpeg_a_video_is_refused_with_a_hint() {
     story(async {
         let root = Root::new("without");
         root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");
@@ -329,7 +329,7 @@ fn without_ffmpeg_a_film_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn films_that_mean_harm_are_refused_and_reach_nothing() {
+fn malicious_videos_are_refused_and_read_no_other_file() {
     let Some(program) = ffmpeg() else { return };
     story(async {
         let root = Root::new("harm");
@@ -386,7 +386,7 @@ fn films_that_mean_harm_are_refused_and_reach_nothing() {
 }
 
 #[test]
-fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
+fn a_hanging_ffmpeg_is_ended_by_timeout_or_disconnect() {
     story(async {
         let root = Root::new("hangs");
         root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");
@@ -395,7 +395,7 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
             root.script(&format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec /bin/sleep 600", told.display()));
         let running = async || {
             let mut pid = None;
-            eventually("it runs", async || {
+            eventually("ffmpeg runs", async || {
                 pid = fs::read_to_string(&told).ok();
                 pid.is_some()
             })
@@ -403,7 +403,7 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
             fs::remove_file(&told).expect("the file is removed");
             PathBuf::from("/proc").join(pid.expect("the program runs").trim())
         };
-        let gone = async |process: PathBuf| eventually("it has ended", async || !process.exists()).await;
+        let gone = async |process: PathBuf| eventually("ffmpeg has ended", async || !process.exists()).await;
         let short = fixture(&root, Some(script.clone()), Duration::from_secs(1)).await;
         refused(&short, "file:a.mp4", "takes longer than 1 s").await;
         gone(running().await).await;
@@ -424,7 +424,7 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
 }
 
 #[test]
-fn an_ffmpeg_that_never_stops_talking_is_bounded() {
+fn endless_ffmpeg_output_is_bounded() {
     story(async {
         let root = Root::new("talks");
         root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_free_for_ten_seconds_go_back_and_not_before() {
+    fn bytes_are_offered_only_after_ten_seconds_free() {
         let table: [Row<'_>; 10] = [
             ("it stays free", vec![Some(200); 11], 500, &[(10, 700)]),
             ("not long enough", vec![Some(200); 10], 500, &[]),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_cycling_every_five_seconds_keeps_what_it_takes() {
+    fn memory_taken_again_within_ten_seconds_is_not_offered() {
         let flapping = (0..120).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 0 }));
         assert_eq!(offered(flapping, kv(500)), []);
         let partly = (0..12).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 120 }));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_named_cache_grows_first_and_no_byte_twice() {
+    fn free_bytes_are_offered_once_starting_with_the_first_cache() {
         let mut regrowth = Regrowth::new(SECOND);
         let both = [kv(800), Wanting { lease: LeaseId(2), ..kv(900) }];
         let look = |at| Probe { at, available: Bytes(250), is_pressed: false };
@@ -184,7 +184,7 @@ mod tests {
     proptest! {
         /// Compares the offers with a direct search over all earlier probes.
         #[test]
-        fn an_offer_is_the_least_free_in_all_looks(
+        fn an_offer_is_the_least_free_memory_of_all_probes(
             seen in proptest::collection::vec(prop_oneof![1 => Just(None), 12 => (0u64..60).prop_map(Some)], 1..80),
         ) {
             let mut regrowth = Regrowth::new(4 * SECOND);

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_are_sixteen_times_as_often_until_an_interval_after_pressure() {
+    fn probes_run_sixteen_times_as_often_shortly_after_pressure() {
         let watch = WatchOptions::default();
         let pauses = [None, Some(0), Some(999), Some(1000)].map(|since| watch.pause(since.map(Duration::from_millis)));
         let hurried = Duration::from_micros(62_500);

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn no_card_is_the_fullest_of_equal_ones() {
+    fn equally_full_cards_have_no_fullest_card() {
         let ranks = [host(), host()];
         let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2")
             .expect("the devices are alike");

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_sums_its_leases_and_keeps_its_peak_after_them() {
+    fn a_line_sums_its_leases_and_keeps_their_peak() {
         let mut sums = LeaseSums::default();
         let kv = line(&"demo".into(), &Class::Kv);
         let mut changes = |from, to| {

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_model_lends_to_a_hungry_one_and_has_it_back_when_it_is_asked() {
+    fn an_idle_model_lends_memory_until_it_has_requests_again() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
         let (idle, waiting) =
             (|bytes| lease(1, bytes, KvDemand::Idle), |bytes| lease(2, bytes, KvDemand::WaitingForBlocks));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_lent_is_not_borrowed_and_what_a_gone_model_lent_comes_back() {
+    fn borrowers_take_only_lent_memory_and_return_it_after_unloads() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
         let waiting = lease(2, 100, KvDemand::WaitingForBlocks);
         assert_eq!(lending.orders(headroom(0, 500), &[lease(1, 100, KvDemand::Busy), waiting]), []);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_model_gives_way_to_a_tenant_that_waits_by_what_it_lacks() {
+    fn idle_models_give_up_bytes_for_a_waiting_tenant() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
         let leases = [lease(1, 100, KvDemand::Idle), lease(2, 100, KvDemand::Busy), lease(3, 100, KvDemand::Idle)];
         let waits = |seconds, awaited| Headroom { awaited: Bytes(awaited), ..headroom(seconds, 0) };
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_borrowed_is_called_in_for_a_lease_that_waits_and_nothing_is_borrowed_meanwhile() {
+    fn a_waiting_lease_recalls_borrowed_memory_and_stops_new_lending() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
         let leases =
             |lender, borrower| [lease(1, lender, KvDemand::Idle), lease(2, borrower, KvDemand::WaitingForBlocks)];
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hungry_models_share_what_is_lent_and_nothing_grows_under_pressure() {
+    fn two_borrowers_share_lent_memory_and_neither_grows_under_pressure() {
         let mut lending = Lending::new(Duration::ZERO, SECOND);
         let leases = |lender, first, second| {
             [
@@ -308,7 +308,7 @@ mod tests {
         /// has requests. No lease shrinks below its floor, or below its share while its model has
         /// requests.
         #[test]
-        fn shares_are_lent_and_come_back_and_no_byte_is_held_twice(
+        fn lent_shares_return_and_no_byte_is_held_twice(
             steps in proptest::collection::vec((0u64..3, 0usize..3, any::<bool>(), prop_oneof![Just(0), 0u64..200]), 1..60),
         ) {
             let mut lending = Lending::new(SECOND, 2 * SECOND);

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_that_stops_taking_is_given_no_more() {
+    fn the_backoff_stays_constant_when_foreign_memory_stops_growing() {
         let mut backoff = PressureBackoff::default();
         backoff.ahead(seen(0, 300), SOON);
         let first = backoff.ahead(seen(60, 600), SOON);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_backoff_grows_with_bytes_taken_not_with_looks() {
+    fn the_backoff_grows_with_bytes_taken_not_with_probes() {
         let mut backoff = PressureBackoff::default();
         let given: Vec<Bytes> = (0..20).map(|look| backoff.ahead(seen(60 * look, 300 + 16 * look), SOON)).collect();
         assert_eq!(given[7], Bytes::ZERO, "112 MiB taken are below the threshold");
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_returning_later_starts_afresh() {
+    fn the_backoff_restarts_when_foreign_growth_resumes_after_a_pause() {
         let mut backoff = PressureBackoff::default();
         backoff.ahead(seen(0, 300), SOON);
         assert!(!backoff.ahead(seen(900, 600), SOON).is_zero());

@@ -140,7 +140,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn four_attempts_ask_five_percent_less_each_without_a_fifth() {
+    fn at_most_four_attempts_request_five_percent_less_each_time() {
         let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         let mut targets = Vec::new();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_target_stays() {
+    fn a_pinned_target_is_not_lowered_by_refusals() {
         let mut attempts = Attempts::new(true);
         attempts.plan(64);
         attempts.failed(true, SECOND);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_measurement_replaces_the_planned_guess_and_stands() {
+    fn the_first_measurement_replaces_the_planned_target_permanently() {
         let mut attempts = Attempts::new(false);
         assert_eq!(attempts.target(), 0);
         attempts.plan(100);

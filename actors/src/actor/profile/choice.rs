@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_rest_ignores_bytes_already_ours() {
+    fn a_share_of_available_memory_ignores_bytes_that_bursar_holds() {
         assert_eq!(
             bytes(KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() }),
             Bytes::mib(30),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_wins_over_a_share_and_takes_whole_pages() {
+    fn an_explicit_size_overrides_a_share_and_uses_whole_pages() {
         let shared = KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() };
         assert_eq!(bytes(KvChoice { kv_bytes: Some(Bytes::mib(8) + Bytes(70_000)), ..shared }), Bytes::mib(8));
         let tokens = KvChoice { kv_tokens: Some(1000), ..shared };

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_keeps_a_stated_reserve_and_nothing_else() {
+    fn a_gpu_keeps_only_the_documented_reserve() {
         let (card, left) = (Bytes::mib(143_155), Bytes::gib(121));
         assert_eq!(KvShare::expected_of(false, card), KvShare::AllBut(RESERVE_MAX));
         assert_eq!(
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_beyond_the_rest_leaves_the_probes_size() {
+    fn a_reserve_larger_than_available_memory_keeps_the_probes_size() {
         let scarce = Sizing { share: KvShare::AllBut(Bytes::gib(1)), ..sizing() };
         assert_eq!(scarce.blocks(SHAPE, PAGE), 10 * 1024 * 1024 / 4 / 65536 * 8);
         let none = Sizing { probe: Bytes::ZERO, ..scarce };
@@ -205,10 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn each_refused_attempt_asks_five_percent_less_in_whole_blocks() {
+    fn each_refused_attempt_requests_five_percent_fewer_whole_blocks() {
         let targets: Vec<_> = (0..4).map(|shrinks| shrunk(1447, shrinks)).collect();
         assert_eq!(targets, [1447, 1374, 1305, 1240]);
-        assert_eq!(shrunk(100, 1), 95, "rounding loses no block where none has to be lost");
+        assert_eq!(shrunk(100, 1), 95, "five percent of 100 blocks are exactly 5");
         assert_eq!((shrunk(0, 3), shrunk(1, 1), shrunk(usize::MAX >> 8, 1) > 0), (0, 0, true));
         let (often, exact) = (shrunk(1_000_000, 20), 1e6 * 0.95f64.powi(20));
         assert!((often as f64 - exact).abs() <= 1.0, "{often} attempts; expected about {exact}");

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn evidence_says_what_was_asked_for_and_what_the_refuser_had() {
+    fn evidence_reports_the_requested_and_the_free_bytes() {
         let (asked, short_by) = (MIB(9), MIB(1));
         let refusals = [
             (lease(Refusal::Short { asked, available: MIB(4), short_by }), Some(Class::Kv), 9, 4),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_less_memory_would_not_change_is_no_evidence() {
+    fn errors_unrelated_to_memory_give_no_evidence() {
         let lost = || DeviceError::Lost { reason: "it fell".into() };
         let errors = [
             device(lost()),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn evidence_names_the_card_that_refused_or_has_the_least_left() {
+    fn evidence_names_the_card_that_refused_or_has_least_free() {
         let card = |device: &str, foreign| GpuLine {
             device: device.to_owned(),
             total: MIB(64),

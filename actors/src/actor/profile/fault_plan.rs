@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_names_phases_and_how_many_attempts_each_refuses() {
+    fn a_fault_script_sets_the_refused_attempts_of_each_phase() {
         for phase in Phase::ALL {
             let faults: FaultPlan = format!(" {phase} : 4 ").parse().expect("every phase can be refused");
             assert_eq!(faults, FaultPlan::none().refuse(phase, 4));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_script_is_refused_with_an_example() {
+    fn a_malformed_fault_script_is_refused_with_the_expected_form() {
         for (script, said) in [
             ("", "\"\" does not have the form PHASE:N"),
             ("load", "\"load\" does not have the form PHASE:N"),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_in_a_script_has_a_hint_of_its_own() {
+    fn each_mistake_in_a_fault_script_has_a_specific_hint() {
         for (script, hint) in [
             ("warmup:1", "use one of the phases load, probe, capture, back, validate, serve"),
             ("load", "write validate:2, or load:1,validate:2"),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_empty_until_something_is_refused() {
+    fn a_fault_plan_is_empty_until_a_refusal_is_added() {
         assert!(FaultPlan::none().is_empty() && !FaultPlan::none().refuse(Phase::Load, 1).is_empty());
     }
 }

@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_keep_to_the_envelope() {
+    fn measured_samples_stay_within_the_envelope() {
         for (sequences, step_tokens, context_tokens) in
             [(256, 8448, 8192), (4, 128, 512), (2, 2, 2), (3, 5, 17), (64, 64, 100_000), (16, 40, 64)]
         {

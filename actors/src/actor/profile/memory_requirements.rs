@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_plan_claims_the_drivers_bytes_for_graphs_and_lanes() {
+    fn a_gpu_plan_includes_driver_memory_for_graphs_and_lanes() {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let gpu = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         let claimed = |target: Target, sequences: usize| {
@@ -460,7 +460,11 @@ mod tests {
             let inputs = needs.graphs.map_or(Bytes::ZERO, |shape| shape.bytes(Bytes::mib(2)));
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };
-        assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a CPU needs neither");
+        assert_eq!(
+            claimed(Target::Cpu { threads: 1 }, 256),
+            Bytes::ZERO,
+            "a CPU has no graphs and no driver memory for lanes"
+        );
         // 256 sequences: 70 graphs of 4 layers at 32 KiB per layer, plus 8 MiB for lanes, in whole
         // pages. 10 sequences: 10 such graphs.
         assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
@@ -468,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eighth_of_host_memory_is_for_pictures_and_all_of_it_without_any() {
+    fn vision_models_reserve_an_eighth_of_host_memory_for_pictures() {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let (target, page) = (Target::Cpu { threads: 1 }, Bytes::kib(64));
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_keep_their_files_names_and_text_models_have_none() {
+    fn profile_keys_name_processor_settings_except_for_text_models() {
         let was = profile_key(|_| {});
         let blind = profile_key(|Start { checkpoint, .. }| {
             (checkpoint.image_processor, checkpoint.video_processor) = (None, None)
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_known_by_sixteen_digits_of_each_fingerprint() {
+    fn a_profile_key_has_sixteen_digits_of_each_checkpoint_fingerprint() {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let known = profile_key(|_| {});
         let fact = |name| known.facts().find(|(fact, _)| *fact == name).map(|(_, digits)| digits);

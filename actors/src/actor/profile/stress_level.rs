@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_autotunes_some_layers_and_is_proven_by_all() {
+    fn a_gpu_autotunes_some_layers_and_validates_all_layers() {
         let stress_level = StressLevel::of(false, false);
         assert!(stress_level.runs_before_sizing());
         assert_eq!(depths(stress_level, 1), [Depth::First(AUTOTUNED_LAYERS), Depth::Whole]);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_proves_few_layers_and_full_stress_runs_all_twice() {
+    fn a_host_validates_few_layers_unless_full_stress_is_set() {
         assert!(!StressLevel::of(false, true).runs_before_sizing());
         assert_eq!(depths(StressLevel::of(false, true), 3)[1], Depth::First(3));
         for is_host in [false, true] {

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_stands_in_without_a_gpu_and_says_why() {
+    fn the_host_device_replaces_a_missing_gpu_with_a_reason() {
         let opened = DeviceChoice::Auto(Bytes::mib(64)).open().expect("a GPU or a host device opens");
         assert!(opened.again.is_some(), "either device can be opened again");
         match opened.stands_in {
@@ -167,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_gpu_is_an_error_not_a_stand_in() {
+    fn a_missing_named_gpu_is_an_error_without_fallback() {
         let error = DeviceChoice::Cuda(4096).open().err().expect("no machine has this many GPUs");
         assert!(matches!(error, DeviceError::NoDevice { .. }), "{error:?}");
         assert!(!error.hint().expect("the error has a hint").is_empty());
     }
 
     #[test]
-    fn a_group_of_none_or_of_one_twice_is_refused() {
+    fn an_empty_or_repeating_group_of_devices_is_refused() {
         for choice in [
             DeviceChoice::CudaRanks(vec![]),
             DeviceChoice::CudaRanks(vec![1, 0, 1]),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_of_the_callers_own_is_not_recreated() {
+    fn a_custom_device_is_not_recreated() {
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(1))).expect("small pages"));
         assert!(DeviceChoice::Custom(device).open().expect("the custom device opens").again.is_none());
     }

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_roomiest_of_the_named_devices_are_taken() {
+    fn the_named_devices_with_most_free_memory_are_chosen() {
         let host =
             |gib| Arc::new(HostDevice::new(HostConfig::new(Bytes::gib(gib))).expect("a host")) as Arc<dyn Device>;
         let found = |of: DeviceChoice| {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_named_and_not_there_is_told_of() {
+    fn a_named_device_that_is_missing_or_repeated_is_refused() {
         let of = DeviceChoice::CudaRanks(vec![61, 62]);
         assert!(matches!(
             Candidates::roomiest_of(of),

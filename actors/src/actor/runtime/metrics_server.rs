@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_page_is_answered_and_each_connection_asks_once() {
+    async fn the_metrics_server_answers_one_request_per_connection() {
         let server = server().await;
         for (asks, status) in [
             ("GET /metrics", "200"),

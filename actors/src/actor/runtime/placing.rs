@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn each_model_has_devices_of_its_own_while_there_are_some() {
+    fn each_model_gets_separate_devices_while_free_devices_remain() {
         assert_eq!(spread_over(2, &[of(1, 15), of(1, 7)]), [(vec![0], vec![0]), (vec![1], vec![1])]);
         assert_eq!(spread_over(4, &[of(1, 15), of(2, 140)]), [(vec![0, 1], vec![1]), (vec![2], vec![0])]);
         assert_eq!(
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn further_models_go_where_the_most_is_left() {
+    fn further_models_are_placed_where_most_memory_is_free() {
         assert_eq!(spread_over(2, &[of(1, 7), of(1, 15), of(1, 3)]), [(vec![0], vec![1]), (vec![1], vec![0, 2])]);
         // A model that fits on one device is sharded over both if they form one group.
         assert_eq!(spread_over(2, &[of(1, 7), of(2, 140)]), [(vec![0, 1], vec![0, 1])]);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_another_process_holds_comes_last_and_equal_ones_keep_their_order() {
+    fn devices_are_sorted_by_free_memory_except_near_ties() {
         let free = [10 << 10, (80 << 10) - 2, 80 << 10, (80 << 10) - 1].map(Bytes::mib);
         let groups = spread(&[of(1, 15), of(1, 3)], &free);
         assert_eq!(groups[0], Group { devices: vec![1], models: vec![0] });
@@ -215,7 +215,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_model_is_placed_once_on_as_many_devices_as_it_needs(
+        fn every_model_is_placed_once_on_its_required_devices(
             needs in prop::collection::vec((1..5usize, 0..200u64), 1..12),
             free in prop::collection::vec(0..80u64, 4..9),
         ) {

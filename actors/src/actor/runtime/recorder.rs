@@ -131,7 +131,7 @@ mod tests {
     use crate::metric;
 
     #[tokio::test]
-    async fn gauges_of_an_unloaded_model_vanish_and_its_counters_stay() {
+    async fn an_unloaded_models_gauges_are_removed_and_its_counters_kept() {
         let recorder = builder(Duration::from_millis(20)).build_recorder();
         let (here, gone) = (Label::from("here"), Label::from("gone"));
         metrics::with_local_recorder(&recorder, || {

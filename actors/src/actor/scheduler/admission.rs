@@ -161,14 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn a_short_answer_makes_room_for_a_long_one() {
+    fn the_predicted_peak_excludes_blocks_of_replies_that_end_earlier() {
         let forecast = |held, to_come| SequenceForecast { held, to_come, windowed: 0 };
         let mut forecasts = [forecast(100, 10), forecast(10, 100)];
         assert_eq!(predicted_peak(&mut forecasts, 1, 1), 130, "at the tenth token, not 110 + 110");
     }
 
     #[test]
-    fn windows_bound_what_a_sequence_holds_however_long_it_grows() {
+    fn sliding_windows_bound_the_predicted_blocks_of_a_sequence() {
         let forecast = |held, to_come| SequenceForecast { held, to_come, windowed: 32 };
         let mut forecasts = [forecast(100, 10), forecast(10, 100)];
         assert_eq!(predicted_peak(&mut forecasts, 0, 1), 64, "without full attention, only the windows count");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_pool_expects_what_most_replies_with_such_a_limit_had() {
+    fn expected_reply_lengths_follow_earlier_replies_with_the_same_limit() {
         let mut lengths = ReplyLengths::default();
         assert_eq!(lengths.expected(500, 0, 500, false), 500, "no reply length is known yet");
         lengths.record(500, 40);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_outgrew_the_short_ones_is_expected_to_be_a_long_one() {
+    fn a_reply_that_exceeds_short_replies_is_expected_long() {
         let mut lengths = ReplyLengths::default();
         (0..50).for_each(|reply| lengths.record(4000, if reply % 5 == 0 { 900 } else { 20 }));
         let at_first = lengths.expected(4000, 0, 4000, false);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limits_own_replies_count_once_there_are_enough() {
+    fn replies_of_one_limit_replace_other_replies_when_enough_exist() {
         let mut lengths = ReplyLengths::default();
         (0..20).for_each(|_| lengths.record(4000, 1000));
         assert_eq!(

@@ -150,19 +150,19 @@ mod tests {
         for (accepted, best) in [(0, 0), (1, 1), (2, 2), (4, 4)] {
             let mut limit = DraftLimit::new(4);
             let counts = run(&mut limit, 8, 10_000, |drafts| (1 + drafts.min(accepted), 1000 + 100 * drafts as u64));
-            assert_eq!(counts.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 4], "each is measured");
+            assert_eq!(counts.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 4], "each draft count is measured");
             assert!(counts[&best] > 9000, "{accepted} accepted drafts: {counts:?}");
         }
     }
 
     #[test]
-    fn a_limit_that_becomes_faster_is_found_and_batch_sizes_are_separate() {
+    fn the_draft_limit_adapts_separately_for_each_batch_size() {
         let mut limit = DraftLimit::new(2);
         run(&mut limit, 4, 2000, |drafts| (1, 1000 + 100 * drafts as u64));
         assert_eq!((limit.drafts_for(4), limit.drafts_for(7), limit.drafts_for(8)), (0, 0, 2));
         let counts = run(&mut limit, 4, 6000, |drafts| (1 + drafts, 1000 + 100 * drafts as u64));
         assert!(counts[&2] > 4000 && limit.drafts_for(4) == 2, "{counts:?}");
-        assert_eq!(limit.drafts_for(0), 2, "nothing decodes yet");
+        assert_eq!(limit.drafts_for(0), 2, "no sequence decodes yet");
     }
 
     #[test]

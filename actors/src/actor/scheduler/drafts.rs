@@ -217,17 +217,17 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_and_then_the_latest_occurrence_counts() {
+    fn a_draft_follows_the_longest_and_then_the_latest_match() {
         let tokens = [1, 2, 3, 50, 9, 3, 60, 8, 3, 70, 1, 2, 3];
-        assert_eq!(draft(&tokens, 1, 1, 2), [70, 1], "the latest of equal ones");
-        assert_eq!(draft(&tokens, 1, 3, 2), [50, 9], "three tokens are more than one");
+        assert_eq!(draft(&tokens, 1, 1, 2), [70, 1], "the latest of equally long matches");
+        assert_eq!(draft(&tokens, 1, 3, 2), [50, 9], "a match of three tokens is preferred to a match of one");
         assert_eq!(draft(&tokens, 3, 3, 9), [50, 9, 3, 60, 8, 3, 70, 1, 2]);
         assert_eq!((draft(&tokens, 4, 5, 2), draft(&tokens[..2], 1, 5, 2)), (vec![], vec![]));
-        assert_eq!(draft(&[5, 6, 5, 6, 5], 2, 3, 5), [6, 5, 6, 5, 6], "a repetition goes on");
+        assert_eq!(draft(&[5, 6, 5, 6, 5], 2, 3, 5), [6, 5, 6, 5, 6], "a repetition continues");
     }
 
     #[test]
-    fn a_draft_ends_before_a_token_that_may_not_be_drafted() {
+    fn a_draft_ends_before_a_forbidden_token() {
         let tokens = [1, 2, 3, 4, 9, 1];
         let lookup = indexed(&tokens, 1, 3);
         assert_eq!(lookup.draft(&tokens, 4, |token| token != 3), [2, 3]);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_return_after_a_pause_that_doubles() {
+    fn rejected_drafts_pause_drafting_for_doubling_intervals() {
         let mut backoff = Backoff::default();
         assert!(backoff.allows(None) && backoff.allows(Some((4, 1))));
         for withheld in [1, 2, 4, 8, 16, 32, 64, 64] {
@@ -266,7 +266,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn an_index_finds_what_a_search_of_all_tokens_finds(
+        fn the_ngram_index_agrees_with_a_full_search(
             tokens in prop::collection::vec(0u32..4, 1..COMPARED_MAX), min in 1usize..4, more in 0usize..3, count in 0usize..6,
         ) {
             let (max, len) = (min + more, tokens.len());

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_late_token_is_blamed_on_what_happened_since_the_last_one() {
+    fn a_late_token_is_attributed_to_the_latest_events() {
         let mut delays = Delays::default();
         assert_eq!(delays.reason(0, false), Late::Other);
         delays.stepped(10, true, false);

@@ -66,7 +66,7 @@ mod tests {
     const GRID: Grid = Grid { t: 1, h: 2, w: 2 };
 
     #[test]
-    fn files_are_remembered_by_their_last_use_up_to_a_limit_of_pictures() {
+    fn known_files_keep_the_most_recently_used_within_a_limit() {
         let mut known = KnownFiles::new(3);
         for file in [5, 1, 4, 2, 2] {
             known.learn(file, vec![(PictureHash([7; 32]), GRID)]);

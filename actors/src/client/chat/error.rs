@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_whose_steps_do_not_match_is_told_how_steps_are_written() {
+    fn a_video_step_mismatch_has_a_hint_with_the_syntax() {
         let hint = ChatError::Layout(LayoutError::StepPlaceholders { placeholders: 1, steps: 3 }).hint();
         assert!(hint.contains("`<t seconds>`") && hint.contains("each step") && !hint.contains("template"), "{hint}");
     }

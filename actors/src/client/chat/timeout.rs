@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_deadline_counts_from_the_question_until_it_is_met() {
+    async fn deadlines_count_from_the_request_until_they_are_met() {
         let limits = Deadlines { queue: seconds(1), first_token: seconds(2), reply: seconds(3) };
         let patience = Patience::new(Instant::now(), limits);
         assert_eq!((patience.left(), patience.is_over()), (limits, false));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_that_is_done_in_time_or_has_all_of_it_is_not_disturbed() {
+    async fn work_within_its_deadline_is_not_interrupted() {
         let patience = Patience::new(Instant::now(), Deadlines { reply: Some(Duration::MAX), ..Deadlines::default() });
         assert_eq!(patience.hold(async { 7 }).await.ok(), Some(7));
         let wait = timeout_at(Instant::now() + Duration::from_secs(1_000_000), patience.missed());

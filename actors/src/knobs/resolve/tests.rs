@@ -8,7 +8,7 @@ use super::*;
 use crate::knobs::{Kind, NESTED, TABLE};
 
 fn read(json: Value) -> Result<Knobs, KnobError> {
-    let Value::Object(map) = json else { panic!("the settings are an object") };
+    let Value::Object(map) = json else { panic!("the settings are not an object") };
     Knobs::from_settings(map)
 }
 
@@ -75,7 +75,7 @@ fn an_unknown_name_is_refused_with_the_closest_known_one() {
 }
 
 #[test]
-fn an_impossible_value_is_refused_with_what_it_must_be() {
+fn an_impossible_value_is_refused_with_the_expected_values() {
     for wrong in [
         json!({ "sequences": 0 }),
         json!({ "sequences": -1 }),
@@ -180,7 +180,7 @@ fn nested_vllm_settings_are_flattened() {
 }
 
 #[test]
-fn mutually_exclusive_knobs_are_refused_by_our_names() {
+fn mutually_exclusive_knobs_are_refused_by_their_bursar_names() {
     for (first, second) in [
         (json!({ "gpu_memory_utilization": 0.9, "memory_fraction": 0.9 }), ["memory_fraction", "device_fraction"]),
         (json!({ "max_total_token_num": 4096, "kv_cache_memory_bytes": "1GiB" }), ["kv_tokens", "kv_bytes"]),
@@ -193,7 +193,7 @@ fn mutually_exclusive_knobs_are_refused_by_our_names() {
 }
 
 #[test]
-fn set_knobs_are_applied_and_the_rest_stay() {
+fn set_knobs_override_the_base_options_and_the_rest_remain() {
     let settings = json!({
         "max_model_len": 2048, "max_num_seqs": 32, "batch_max_tokens": 256, "max_pixels": 401_408, "launch_patches": 4096,
         "gpu_memory_utilization": 0.8, "kv_cache_memory_bytes": "64MiB", "requests": 7, "threads": 2,
@@ -233,7 +233,7 @@ fn set_knobs_are_applied_and_the_rest_stay() {
 }
 
 #[test]
-fn knobs_are_written_by_our_names_and_read_back() {
+fn knobs_serialize_under_their_bursar_names_and_read_back() {
     let knobs = read(json!({ "max_num_seqs": 3, "swap_space": 0, "kv_cache_memory_bytes": 4096, "mem_fraction": 0.5 }));
     let knobs = knobs.expect("all knob names are known");
     let written = serde_json::to_value(&knobs).expect("the knobs serialize");

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_listener_hears_every_event_until_the_end() {
+    async fn a_listener_receives_every_event_until_the_log_closes() {
         let log = EventLog::default();
         log.tell(canary(1));
         let mut events = log.listen();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_flat_object_of_json() {
+    fn an_event_serializes_as_one_flat_json_object() {
         let log = EventLog::default();
         let event = Event::Oom { model: "demo".into(), phase: "serve" };
         log.tell(event.clone());

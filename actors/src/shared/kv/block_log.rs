@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_hears_of_all_blocks_with_parents_first_and_then_of_changes() {
+    fn a_late_listener_gets_all_blocks_parents_first_then_changes() {
         let (log, blocks) = (BlockLog::default(), blocks(3));
         log.tell(stored(&[blocks[2].clone(), blocks[0].clone()]));
         log.tell(stored(&blocks[1..2]));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_hears_the_end_and_a_later_one_finds_nothing() {
+    fn a_closed_block_log_ends_listeners_and_is_empty_afterwards() {
         let (log, blocks) = (BlockLog::default(), blocks(1));
         let (_, mut later) = log.listen();
         log.tell(stored(&blocks));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_printed_shows_neither_its_tokens_nor_its_salt() {
+    fn the_debug_output_of_a_block_hides_tokens_and_salt() {
         let printed = format!("{:?}", BlockEvent::Stored(blocks(1)[0].clone()));
         assert!(printed.contains("first_token: 0") && !printed.contains("secret") && !printed.contains("[7"));
     }

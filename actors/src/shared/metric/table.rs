@@ -191,7 +191,7 @@ mod tests {
     use crate::metric::Kind;
 
     #[test]
-    fn names_follow_the_conventions_of_prometheus() {
+    fn metric_names_follow_prometheus_conventions() {
         let names: BTreeSet<_> = TABLE.iter().map(|row| row.name).collect();
         assert_eq!(names.len(), TABLE.len(), "each name is listed once");
         for Row { name, kind, labels, help, buckets, .. } in TABLE {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn histogram_edges_rise_and_include_vllms() {
+    fn histogram_edges_increase_and_include_those_of_vllm() {
         for Row { name, buckets, .. } in TABLE {
             assert!(buckets.is_sorted_by(|edge, next| edge < next), "{name}: {buckets:?}");
         }

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_urgent_is_next_then_one_that_had_its_turn_then_the_tenant_that_was_given_least() {
+    fn entries_are_ordered_by_priority_earlier_turn_and_tenant_usage() {
         let mut line = Line::new(TenantWeights::default());
         for (id, rank) in
             [(1, rank(0, "a", false)), (2, rank(0, "a", false)), (3, rank(0, "b", false)), (4, rank(0, "b", true))]
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_eighth_is_the_oldest() {
+    fn every_eighth_served_entry_is_the_oldest() {
         let mut line = Line::new(TenantWeights::default());
         (0..30).for_each(|id| line.join(id, rank(if id < 2 { 1 } else { 0 }, "", false), (), []));
         let order: Vec<_> = (0..16).map(|_| next(&mut line, 1)).collect();
@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn none_is_passed_more_often_than_the_bound(
+        fn no_entry_is_overtaken_more_often_than_the_bound(
             ranks in proptest::collection::vec((-2i32..3, 0usize..3, any::<bool>(), 1usize..9), 1..80),
             room in proptest::collection::vec(0usize..9, 1..9),
         ) {

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_that_comes_back_has_no_credit_and_keeps_its_debt() {
+    fn a_returning_tenant_gains_no_credit_and_keeps_its_debt() {
         let mut tenants = Tenants::default();
         let [busy, calm, new] = ["busy", "calm", "new"].map(Tenant::new);
         tenants.arrive(&busy, std::iter::empty());
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_divide_and_found_tokens_are_free_and_uncounted() {
+    fn charges_are_divided_by_weight_and_exclude_cached_tokens() {
         let mut tenants = Tenants::new(TenantWeights::of([("gold", 4)]).expect("the weights are valid"));
         let [gold, free] = ["gold", "free"].map(Tenant::new);
         for tenant in [&gold, &free] {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_tenants_are_remembered_and_those_that_are_there_always() {
+    fn idle_tenants_are_forgotten_beyond_a_limit_unlike_active_ones() {
         let mut tenants = Tenants::default();
         let names: Vec<_> = (0..3000).map(|number| Tenant::new(number.to_string())).collect();
         for (number, tenant) in names.iter().enumerate() {

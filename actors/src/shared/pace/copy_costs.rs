@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_copied_while_that_takes_no_longer_than_computing_them() {
+    fn blocks_are_copied_when_copying_is_not_slower_than_computing() {
         let mut costs = CopyCosts::beside(Some(steps()));
         assert!(costs.are_worth(1, 0, 16), "an unmeasured copy is worth it");
         // 16 tokens take 320 µs.
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_stretch_whose_step_runs_anyway_is_computed() {
+    fn a_short_prefix_is_computed_when_its_step_runs_anyway() {
         let mut costs = CopyCosts::beside(Some(steps()));
         (0..3).for_each(|_| costs.learn(1, 330));
         assert!(!costs.are_worth(1, 4096, 16), "the step runs for the following tokens anyway");

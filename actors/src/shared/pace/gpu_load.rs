@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_on_one_card_see_each_other_until_they_end() {
+    fn engines_on_one_card_see_each_others_load_until_dropped() {
         let card = GpuLoad::default();
         let [first, second] = [card.beside(), card.beside()];
         first.set_streams(3);

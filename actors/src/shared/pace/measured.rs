@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_launch_has_as_many_patches_as_its_time_allows() {
+    fn the_patches_of_a_launch_follow_from_its_time() {
         let launch = |patches, micros| MeasuredLaunch { patches, micros };
         let costs = MeasuredCosts { launches: vec![launch(1000, 4000), launch(3000, 16_000)], steps: Vec::new() };
         let patches = [2000, 4000, 10_000, 32_000].map(|micros| costs.patches_within(micros));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompts_pairs_count_what_is_cached_before_it() {
+    fn query_key_pairs_of_a_prompt_include_its_cached_tokens() {
         let mut work = StepWork::default();
         work.add_prompt(10, 3);
         assert_eq!((work.prompt_tokens, work.prompt_pairs), (3, 11 + 12 + 13));

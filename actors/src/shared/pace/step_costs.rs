@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_were_not_measured_are_predicted_by_lines() {
+    fn unmeasured_steps_are_predicted_from_fitted_lines() {
         let costs = StepCosts::of(&measured()).expect("the measurements cover all kinds");
         for wanted in [
             work(0, 0, 20, 900),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slower_device_is_learned_and_one_outlier_is_not() {
+    fn step_costs_adapt_to_slower_devices_but_not_outliers() {
         let mut costs = StepCosts::of(&measured()).expect("the measurements cover all kinds");
         let wanted = work(1024, 0, 16, 500);
         let before = costs.predict(&wanted, false);

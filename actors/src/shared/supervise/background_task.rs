@@ -87,9 +87,9 @@ mod tests {
     use super::*;
 
     /// An actor that forwards the messages it receives to a channel.
-    struct Ear<M>(PhantomData<fn() -> M>);
+    struct Forwarder<M>(PhantomData<fn() -> M>);
 
-    impl<M: Message + Sync> Actor for Ear<M> {
+    impl<M: Message + Sync> Actor for Forwarder<M> {
         type Msg = M;
         type State = mpsc::Sender<Self::Msg>;
         type Arguments = mpsc::Sender<Self::Msg>;
@@ -97,39 +97,39 @@ mod tests {
         async fn pre_start(
             &self,
             _: ActorRef<Self::Msg>,
-            heard: Self::Arguments,
+            sender: Self::Arguments,
         ) -> Result<Self::State, ActorProcessingErr> {
-            Ok(heard)
+            Ok(sender)
         }
 
         async fn handle(
             &self,
             _: ActorRef<Self::Msg>,
             message: Self::Msg,
-            heard: &mut Self::State,
+            sender: &mut Self::State,
         ) -> Result<(), ActorProcessingErr> {
-            Ok(heard.send(message).await?)
+            Ok(sender.send(message).await?)
         }
     }
 
-    async fn ear<M: Message + Sync>() -> (ActorRef<M>, mpsc::Receiver<M>) {
-        let (heard, hears) = mpsc::channel(1);
-        (Ear::spawn(None, Ear(PhantomData), heard).await.expect("the actor starts").0, hears)
+    async fn forwarder<M: Message + Sync>() -> (ActorRef<M>, mpsc::Receiver<M>) {
+        let (sender, messages) = mpsc::channel(1);
+        (Forwarder::spawn(None, Forwarder(PhantomData), sender).await.expect("the actor starts").0, messages)
     }
 
     #[tokio::test]
     async fn a_background_tasks_result_or_panic_is_reported() {
-        let (actor, mut hears) = ear().await;
+        let (actor, mut messages) = forwarder().await;
         let _task = BackgroundTask::begin(&actor, async { 7 }, |outcome| outcome);
-        assert_eq!(hears.recv().await, Some(Ok(7)));
+        assert_eq!(messages.recv().await, Some(Ok(7)));
         let _task = BackgroundTask::begin(&actor, async { panic!("a deliberate panic") }, |outcome| outcome);
-        let died = hears.recv().await.expect("the message arrives").expect_err("the task panicked");
+        let died = messages.recv().await.expect("the message arrives").expect_err("the task panicked");
         assert!(died.to_string().contains("deliberate"), "{died}");
     }
 
     #[tokio::test]
     async fn a_dropped_background_task_ends_at_its_next_wait() {
-        let (actor, _hears) = ear().await;
+        let (actor, _messages) = forwarder().await;
         let (held, ended) = oneshot::channel::<()>();
         let work = async move {
             let _held = held;
@@ -142,22 +142,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_late_report_is_distinguished_from_the_replacement_tasks() {
-        let (actor, mut hears) = ear().await;
+    async fn late_reports_of_replaced_background_tasks_are_not_current() {
+        let (actor, mut messages) = forwarder().await;
         let mut latest = Latest::default();
         // The first task is done, and its report is on the way, when the second task replaces it.
         latest.begin(&actor, async { 1 }, |number, outcome| (number, outcome));
-        let first = hears.recv().await.expect("the actor hears of the outcome");
+        let first = messages.recv().await.expect("the outcome is reported");
         latest.begin(&actor, std::future::pending(), |number, outcome: Result<u8, _>| (number, outcome));
         assert!(!latest.reported(first.0) && latest.is_under_way(), "the second task is still running");
         // The third task ends the second task, which reports that it was ended.
         let (go, told) = oneshot::channel();
         latest.begin(&actor, async { told.await.expect("the message arrives") }, |number, outcome| (number, outcome));
-        let second = hears.recv().await.expect("the actor hears of the outcome");
+        let second = messages.recv().await.expect("the outcome is reported");
         assert!(second.1.is_err(), "the second task was aborted: {second:?}");
         assert!(!latest.reported(second.0) && latest.is_under_way(), "an aborted task is not the current task");
         go.send(3).expect("the task waits");
-        let third = hears.recv().await.expect("the actor hears of the outcome");
+        let third = messages.recv().await.expect("the outcome is reported");
         assert_eq!(third.1, Ok(3));
         assert!(latest.reported(third.0) && !latest.is_under_way());
     }

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn one_for_one_restarts_the_dead_child_alone() {
+    fn one_for_one_restarts_only_the_dead_child() {
         let decision = log(Policy::OneForOne).died(1, SECOND);
         assert_eq!(decision, Decision::Restart { children: 1..2, after: SECOND });
     }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_a_limit_whatever_the_restarts_allowed() {
+    fn restart_delays_double_up_to_a_limit() {
         let intensity = Intensity { restarts_max: 100, within: 1000 * SECOND, back_off: SECOND };
         let mut log = RestartLog::new(Policy::OneForOne, intensity, 1);
         let waits = (0..50).map(|_| match log.died(0, SECOND) {

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_scales_all_times_alike() {
+    fn a_new_rate_scales_all_arrival_times() {
         let callers = vec![caller(1.0, &[5], 1), caller(3.0, &[5], 1), caller(4.0, &[5], 1), caller(8.0, &[5], 1)];
         let arrivals = Arrivals { name: "a day".to_owned(), callers };
         assert_eq!(arrivals.rate(), Some(0.5));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_times_come_at_the_rate_too() {
+    fn requests_without_times_arrive_at_the_given_rate() {
         let arrivals = Arrivals { name: "a batch".to_owned(), callers: vec![caller(0.0, &[5], 1); 400] };
         assert_eq!(arrivals.rate(), None);
         let spread = arrivals.clone().at_rate(8.0, 7);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_that_are_too_long_lose_their_end() {
+    fn prompts_beyond_the_limit_are_truncated() {
         let mut arrivals =
             Arrivals { name: String::new(), callers: vec![caller(0.0, &[60, 60], 20), caller(1.0, &[60], 40)] };
         assert_eq!(arrivals.cut_to(100), 1);

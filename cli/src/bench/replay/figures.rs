@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_summed_up_by_kind_and_objective() {
+    fn figures_summarize_a_run_by_kind_and_objective() {
         let ended = Ended {
             name: "4/s".to_owned(),
             rate: Some(4.0),

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_calls_become_objects() {
+    fn tool_call_arguments_are_parsed_into_objects() {
         let call = |arguments: Value| json!({ "function": { "name": "look", "arguments": arguments } });
         assert_eq!(with_arguments(call(json!("{\"at\": 3}"))), call(json!({ "at": 3 })));
         assert_eq!(with_arguments(call(json!("not JSON"))), call(json!("not JSON")));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_with_tools_is_read_whole() {
+    fn a_conversation_with_tools_is_read_completely() {
         let body = json!({
             "tools": [{ "type": "function", "function": { "name": "look" } }],
             "messages": [
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_are_never_fetched() {
+    fn pictures_are_not_fetched_from_urls() {
         let of = |url: &str| json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": url } }] }] });
         assert!(refusal(&of("https://example.org/cat.jpg")).contains("pictures are not fetched from URLs"));
         assert!(refusal(&of("cat.jpg")).contains("/nowhere/cat.jpg"));

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_meets_an_objective_that_it_keeps_in_every_part() {
+    fn a_request_meets_an_objective_only_if_every_bound_holds() {
         let objective: Objective = "ttft=2s,interval=50ms".parse().expect("a valid objective");
         assert!(objective.is_met(&times(2000, &[50; 20])));
         assert!(!objective.is_met(&times(2001, &[50; 20])), "the first token was too late");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_that_cannot_be_read_is_named() {
+    fn an_invalid_objective_bound_is_named() {
         for (text, told) in [
             ("ttft", "`ttft` has no bound"),
             ("first=2s", "unknown objective `first`; expected one of ttft"),

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_keep_times_lengths_and_pictures() {
+    fn a_run_trace_is_read_with_times_lengths_and_pictures() {
         let text = r#"{"runs": [{"name": "4/s", "requests": [
             {"t": 0.5, "kind": "text", "prompt": 600, "out": 150, "file": "", "seed": 7},
             {"t": 0.25, "kind": "picture", "prompt": 0, "out": 100, "file": "p0000.jpg", "seed": 8}]}]}"#;
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_hash_ids_are_equal_tokens() {
+    fn equal_hash_ids_give_equal_tokens() {
         let text = "{\"timestamp\": 0, \"input_length\": 1100, \"output_length\": 9, \"hash_ids\": [0, 1, 2]}\n\n\
                     {\"timestamp\": 1500, \"input_length\": 600, \"output_length\": 2, \"hash_ids\": [0, 5]}\n\
                     {\"timestamp\": 1600, \"input_length\": 7, \"output_length\": 0}\n";
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_openai_are_asked_as_they_are() {
+    fn openai_requests_are_replayed_unchanged() {
         let text = r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}}
 {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "What?"}]}], "max_completion_tokens": 3}"#;
         let [run] = read(text, &SIDE).expect("the trace is valid").try_into().expect("one run");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_a_log_count_from_its_first() {
+    fn log_times_are_relative_to_the_first_request() {
         let line = |at: u64| format!("{{\"timestamp\": {at}, \"input_length\": 7, \"output_length\": 1}}\n");
         let [run] = read(&(line(1_764_150_000_500) + &line(1_764_150_000_000)), &SIDE)
             .expect("the trace is valid")
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named() {
+    fn an_invalid_trace_line_is_named() {
         let good = "{\"timestamp\": 0, \"input_length\": 7, \"output_length\": 1}\n";
         for (line, told) in [
             ("{\"timestamp\": 3}", "line 2: input_length or messages is missing"),

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_requests_come_as_were_asked_for() {
+    fn a_synthetic_trace_has_the_requested_number_of_requests() {
         for kind in Synthetic::value_variants() {
             let arrivals = kind.arrivals(AMOUNT, 3);
             let requests = arrivals.requests();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn mixed_requests_are_those_of_the_peers_trace() {
+    fn mixed_requests_match_the_statistics_of_the_original_trace() {
         let arrivals = Synthetic::Mixed.arrivals(Amount { seconds: 300.0, ..AMOUNT }, 1);
         let turns: Vec<&ReplayRequest> = arrivals.callers.iter().flat_map(|caller| &caller.turns).collect();
         let texts: Vec<usize> = turns
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_keep_pictures_in_their_history() {
+    fn agent_conversations_have_pictures_and_shared_system_prompts() {
         let arrivals = Synthetic::Agents.arrivals(AMOUNT, 1);
         for caller in &arrivals.callers {
             assert!((5..=11).contains(&caller.turns.len()) && caller.tools.len() == 6);

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_rank_is_the_peers() {
+    fn quantiles_use_the_nearest_rank() {
         let times: Vec<Duration> = (1..=101).map(Duration::from_millis).collect();
         assert_eq!(quantile(&times, 0.99), Some(Duration::from_millis(100)));
         assert_eq!(quantile(&times, 0.5), Some(Duration::from_millis(51)));

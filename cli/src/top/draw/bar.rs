@@ -203,7 +203,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_bar_keeps_its_width_whatever_its_parts(
+        fn a_bar_has_the_requested_width_for_any_parts(
             sizes in prop::collection::vec(prop_oneof![0_u64..9, any::<u64>()], 1..15),
             columns in 0_u16..300,
         ) {

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_go_to_panels_in_wish_order_never_a_title_alone() {
+    fn panels_get_rows_in_order_and_never_only_titles() {
         let panels = [panel(5), panel(3), panel(0)];
         let requests = [(0, 2), (1, 2), (0, 9), (1, 9), (2, 9), (7, 1)];
         let shared = |rows| share(&panels, &requests, rows);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_must_be_seen_is_always_shown() {
+    fn a_panel_always_shows_the_line_that_must_be_seen() {
         let rows = |seen, rows| -> Vec<String> {
             let panel = Panel { seen, ..panel(6) };
             panel.rows(rows, 9).iter().map(Line::to_string).collect()
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_right_end_of_a_line_wins() {
+    fn the_left_part_of_a_line_is_cut_first() {
         let line = |width| ends(vec![Span::raw("left side")], Span::raw("right"), width).to_string();
         assert_eq!(line(16), "left side  right");
         assert_eq!(line(10), "left…right");

@@ -64,7 +64,7 @@ fn printed(buffer: &Buffer, colours: Colours) -> String {
     };
     let lines: Vec<_> = buffer.content.chunks(width).map(line).collect();
     let mut out = Vec::new();
-    once::print(&mut out, &lines, colours).expect("memory accepts all that is written");
+    once::print(&mut out, &lines, colours).expect("writing to memory succeeds");
     String::from_utf8(out).expect("UTF-8")
 }
 
@@ -93,7 +93,7 @@ fn the_view_matches_its_snapshots_at_several_sizes_and_colours() {
 }
 
 #[test]
-fn a_real_run_shows_every_byte_and_no_trouble() {
+fn a_recorded_run_shows_every_byte_and_no_problem() {
     let session = demo();
     let view = session.view().expect("the session has a view");
     let device = &view.devices[0];
@@ -104,14 +104,14 @@ fn a_real_run_shows_every_byte_and_no_trouble() {
 }
 
 #[test]
-fn the_text_form_shows_the_same_view_whole() {
+fn the_text_form_shows_the_whole_view() {
     for (name, session, now) in
         [("card_once.txt", card(), at(5)), ("demo_once.txt", demo(), Now { unix: DEMO, ..at(5) })]
     {
         let mut lines = vec![header(&session, now, 100, Colours::None)];
         lines.extend(whole(&session, now, 100, Colours::None));
         let mut out = Vec::new();
-        once::print(&mut out, &lines, Colours::None).expect("memory accepts all that is written");
+        once::print(&mut out, &lines, Colours::None).expect("writing to memory succeeds");
         assert_recorded(name, &String::from_utf8(out).expect("UTF-8"));
     }
 }
@@ -145,7 +145,7 @@ fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
 }
 
 #[test]
-fn each_card_of_a_group_has_a_bar_with_its_name_and_what_is_free() {
+fn each_card_of_a_group_has_a_named_bar() {
     let of_card = |card: &str, foreign: u64| {
         let gauge = |what: &str, bytes: u64| {
             format!("bursar_card_{what}_bytes{{group=\"cuda:0,1\",device=\"{card}\"}} {bytes}\n")
@@ -174,7 +174,7 @@ fn each_card_of_a_group_has_a_bar_with_its_name_and_what_is_free() {
 }
 
 #[test]
-fn the_smallest_screen_keeps_bar_problems_and_chosen_model() {
+fn the_smallest_screen_shows_the_bar_problems_and_chosen_model() {
     let mut session = card();
     assert!(session.press(Key::Next));
     let text = printed(&drawn(&session, (40, 10), at(5), Colours::None), Colours::None);

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short_and_say_their_unit() {
+    fn numbers_are_short_and_have_units() {
         let rates = [None, Some(0.0), Some(0.44), Some(9.96), Some(340.2), Some(1234.0), Some(2.5e6)];
         assert_eq!(rates.map(rate), ["-", "0", "0.4", "10", "340", "1.2k", "2.5M"]);
         let times = [0.0, 0.000_25, 0.0042, 0.035, 0.9996, 1.25, 12.4, 200.0];
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_cut_by_columns_not_letters() {
+    fn text_is_cut_by_columns_not_characters() {
         assert_eq!(cut("model", 5), "model");
         assert_eq!(cut("models", 5), "mode…");
         assert_eq!(cut("模型模型", 5), "模型…");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparkline_shows_the_newest_values_and_their_highest() {
+    fn a_sparkline_shows_the_newest_values_scaled_to_the_highest() {
         let line = |values: &[f64], columns| sparkline(values.iter().copied(), columns);
         assert_eq!(line(&[900.0, 0.0, 1.0, 4.0, 8.0], 4), "▁▁▄█");
         assert_eq!(line(&[0.0, 0.0], 4), "▁▁");

@@ -19,7 +19,7 @@ fn between(before: &str, now: &str, seconds: f64) -> View {
 }
 
 #[test]
-fn every_byte_of_a_device_belongs_to_its_bar() {
+fn the_bar_of_a_device_covers_every_byte() {
     let view = view(
         "bursar_device_total_bytes{device=\"host\"} 1000\nbursar_overhead_bytes{device=\"host\"} 10\n\
          bursar_foreign_bytes{device=\"host\"} 20\nbursar_canary_bytes{device=\"host\"} 30\n\
@@ -52,7 +52,7 @@ fn every_byte_of_a_device_belongs_to_its_bar() {
 }
 
 #[test]
-fn each_card_of_a_group_has_a_bar_with_what_others_hold_there() {
+fn each_card_of_a_group_shows_its_foreign_memory() {
     let of_card = |card: &str, foreign: u64| {
         let gauge = |what: &str, bytes: u64| {
             format!("bursar_card_{what}_bytes{{group=\"host:2\",device=\"{card}\"}} {bytes}\n")
@@ -73,7 +73,7 @@ fn each_card_of_a_group_has_a_bar_with_what_others_hold_there() {
 }
 
 #[test]
-fn a_device_short_of_memory_shows_nothing_free() {
+fn a_device_with_a_deficit_shows_no_free_memory() {
     let view = view(
         "bursar_device_total_bytes{device=\"host\"} 100\nbursar_foreign_bytes{device=\"host\"} 80\n\
          bursar_deficit_bytes{device=\"host\"} 10\nbursar_lease_bytes{device=\"host\",class=\"kv\",model=\"a\"} 30\n",
@@ -154,7 +154,7 @@ fn rates_shares_and_quantiles_cover_only_the_last_interval() {
 }
 
 #[test]
-fn a_view_without_events_says_why() {
+fn a_view_without_events_gives_the_reason() {
     assert!(view("bursar_kv_blocks{model=\"a\"} 1\n").no_events.is_some());
     let told = Scrape { events: Events::Told(Vec::new()), ..scrape("bursar_kv_blocks{model=\"a\"} 1\n") };
     assert_eq!(View::of(&told, None, None).no_events, None);

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn each_item_is_added_told_and_done_in_order() {
+    fn each_output_item_is_added_streamed_and_done_in_order() {
         let mut encoder = ResponseEncoder::new(json!({"id": "resp_1"}), Tools::default());
         let mut events = encoder.begin();
         events.extend(told(
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_custom_tools_and_namespaces_are_told_as_their_clients_know_them() {
+    fn custom_and_namespace_tool_calls_are_streamed_in_client_format() {
         let tools = [
             json!({"type": "custom", "name": "patch"}),
             json!({"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "wait"}]}),
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_reply_is_incomplete_and_a_broken_one_has_failed() {
+    fn a_truncated_reply_is_incomplete_and_a_broken_reply_failed() {
         let mut cut = ResponseEncoder::new(json!({}), Tools::default());
         let events = told(
             &mut cut,

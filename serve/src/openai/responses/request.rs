@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_or_not_served_is_named() {
+    fn wrong_or_unsupported_fields_are_named() {
         for (body, param) in [
             (json!({"input": 1}), "input"),
             (json!({"input": [{"content": [{"type": "input_text", "text": 1}]}]}), "input[0].content[0].text"),

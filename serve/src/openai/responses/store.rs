@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_first_by_number_and_by_bytes() {
+    fn the_oldest_responses_are_evicted_by_count_and_bytes() {
         let store = Responses::new(2, 300);
         for id in ["a", "b", "c"] {
             ended(&store, &asked(&store, None, id, 10));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_keeps_much_pushes_out_its_own() {
+    fn a_key_with_many_responses_evicts_its_own() {
         let store = Responses::new(3, 1000);
         for (owner, id) in [(0, "a"), (1, "b"), (1, "c"), (1, "d"), (1, "e")] {
             ended(&store, &asked(&store, Some(owner), id, 1));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_never_pushed_out_and_what_is_not_kept_does_not_count() {
+    fn running_responses_are_never_evicted() {
         let store = Responses::new(2, 100);
         let running = [asked(&store, None, "a", 10), asked(&store, None, "b", 10)];
         assert!(!store.has_room());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_response_goes_on_from_still_counts() {
+    fn a_removed_responses_bytes_count_while_another_continues_it() {
         let store = Responses::new(9, 200);
         let first = asked(&store, None, "a", 60);
         ended(&store, &first);
@@ -267,12 +267,12 @@ mod tests {
         ended(&store, &second);
         drop(second);
         drop(asked(&store, None, "c", 90));
-        assert_eq!(ids(&store), ["c"], "b replaced a, whose bytes it needed");
+        assert_eq!(ids(&store), ["c"], "response b was evicted to make room for response c");
         assert_eq!(store.bytes.load(Relaxed), 90);
     }
 
     #[test]
-    fn another_key_finds_nothing() {
+    fn a_response_is_found_only_with_its_own_key() {
         let store = Responses::new(9, 100);
         drop(asked(&store, Some(0), "a", 1));
         assert!(store.find(Some(0), "a").is_some());
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_response_stays_so() {
+    fn a_cancelled_response_stays_cancelled() {
         let store = Responses::new(9, 1000);
         let kept = asked(&store, None, "a", 1);
         kept.stop("cancelled");

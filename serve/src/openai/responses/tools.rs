@@ -210,8 +210,8 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_namespaces_and_custom_tools_are_shown_and_hosted_tools_left_out() {
-        let tools = read(&of_codex()).map_err(|_| ()).expect("the request is right");
+    fn namespace_and_custom_tools_are_shown_unlike_hosted_tools() {
+        let tools = read(&of_codex()).map_err(|_| ()).expect("the request is valid");
         let shown = json!([
             {"type": "function", "function": {"name": "run", "description": "d", "parameters": {"type": "object"}}},
             {"type": "function", "function": {"name": "agents__wait", "parameters": {"type": "object"}}},
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_is_not_served_is_refused_by_its_place() {
+    fn an_unsupported_tool_is_refused_with_its_path() {
         for (tool, param) in [
             (json!({"name": "f"}), "tools[0].type"),
             (json!({"type": "function"}), "tools[0].name"),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn two_tools_that_the_model_could_not_tell_apart_are_refused() {
+    fn tools_with_the_same_model_visible_name_are_refused() {
         let wait = json!({"type": "function", "name": "wait"});
         let within = json!({"type": "namespace", "name": "agents", "tools": [wait]});
         let joined = json!({"type": "function", "name": "agents__wait"});
@@ -262,8 +262,8 @@ mod tests {
     }
 
     #[test]
-    fn a_call_can_be_forced_of_what_the_model_sees_alone() {
-        let tools = read(&of_codex()).map_err(|_| ()).expect("the request is right");
+    fn only_tools_visible_to_the_model_can_be_forced() {
+        let tools = read(&of_codex()).map_err(|_| ()).expect("the request is valid");
         let choice =
             |choice: &Value| tools.choice(choice).map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone());
         assert_eq!(choice(&json!("auto")), Ok(ToolChoice::Auto));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_input_of_a_custom_tool_is_read_as_far_as_it_was_written() {
+    fn the_partial_input_of_a_custom_tool_is_decoded() {
         let text = "*** \"Ä\"\n\u{1f600}";
         let whole = as_arguments(text).to_string();
         assert_eq!(as_input(&whole), text);

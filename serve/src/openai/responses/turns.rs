@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_model_said_in_a_row_is_one_turn() {
+    fn consecutive_items_of_the_model_form_one_turn() {
         let items = json!([
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "input_text", "text": "look"},
@@ -143,21 +143,23 @@ mod tests {
             {"type": "custom_tool_call", "call_id": "b", "name": "patch", "input": "*** x"},
             {"type": "custom_tool_call_output", "call_id": "b", "output": "done"},
         ]);
-        let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("the request is right");
+        let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("the request is valid");
         let turns: Vec<_> = drafts.iter().map(|draft| (draft.role, draft.pieces.len())).collect();
-        let Piece::Said(Content::Text(said)) = &drafts[0].pieces[0] else { panic!("the result is a text") };
+        let Piece::Said(Content::Text(said)) = &drafts[0].pieces[0] else { panic!("the first piece is not a text") };
         assert!(said.ends_with("\n\nbe brief"), "instructions are joined into one text: {said}");
         let wanted = [(Role::System, 1), (Role::User, 2), (Role::Assistant, 3), (Role::Tool, 1)];
         let calls = [(Role::Assistant, 1), (Role::Tool, 1)];
         assert_eq!(turns, [&wanted[..], &calls].concat());
         assert_eq!(drafts[2].calls, [Some("a".to_owned())]);
         assert_eq!(drafts[3].result_of.as_deref(), Some("a"));
-        let Piece::Said(Content::ToolCall(call)) = &drafts[4].pieces[0] else { panic!("the result is a call") };
+        let Piece::Said(Content::ToolCall(call)) = &drafts[4].pieces[0] else {
+            panic!("the first piece is not a tool call")
+        };
         assert_eq!(call["function"], json!({"name": "patch", "arguments": {"input": "*** x"}}));
     }
 
     #[test]
-    fn a_wrong_item_is_named() {
+    fn a_wrong_input_item_is_named() {
         for (item, param) in [
             (json!({"type": "item_reference", "id": "a"}), "input[0].type"),
             (json!({"content": "a"}), "input[0].role"),

@@ -57,7 +57,7 @@ fn owner(generation: u64) -> Owner {
 }
 
 #[tokio::test]
-async fn a_departed_askers_question_is_withdrawn() {
+async fn a_lease_request_is_withdrawn_when_its_caller_is_aborted() {
     let bed = Bed::new().await;
     let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("the budget has room for the lease");
     let asker = tokio::spawn({
@@ -75,7 +75,7 @@ async fn a_departed_askers_question_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn a_lease_granted_to_a_departed_asker_comes_back() {
+async fn a_lease_granted_to_a_dropped_responder_is_released() {
     let bed = Bed::new().await;
     let (reply, answer) = Responder::new();
     drop(answer);
@@ -87,7 +87,7 @@ async fn a_lease_granted_to_a_departed_asker_comes_back() {
 }
 
 #[tokio::test]
-async fn a_leases_life_is_told_and_a_withdrawal_is_no_refusal() {
+async fn lease_events_report_each_change_but_no_withdrawal() {
     let bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("the budget has room for the lease");
     bed.budget
@@ -137,7 +137,7 @@ async fn a_repeated_death_report_is_answered_every_time() {
 }
 
 #[tokio::test]
-async fn notes_posted_without_a_budget_reach_its_successor() {
+async fn lease_releases_during_a_budget_restart_reach_the_successor() {
     let mut bed = Bed::new().await;
     let (kept, dropped) = (bed.lease(&owner(0), Bytes::mib(2)).await, bed.lease(&owner(0), Bytes::mib(3)).await);
     let kept = kept.expect("the budget has room for the lease");
@@ -152,7 +152,7 @@ async fn notes_posted_without_a_budget_reach_its_successor() {
 }
 
 #[tokio::test]
-async fn a_question_is_asked_again_after_its_answerer_dies() {
+async fn pending_requests_are_repeated_to_the_budgets_successor() {
     let mut bed = Bed::new().await;
     let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("the budget has room for the lease");
     let waiting = tokio::spawn({
@@ -175,7 +175,7 @@ async fn a_question_is_asked_again_after_its_answerer_dies() {
 }
 
 #[tokio::test]
-async fn a_closed_mailbox_answers_every_waiting_asker() {
+async fn a_closed_mailbox_fails_every_pending_request() {
     let bed = Bed::new().await;
     bed.kill().await;
     let waiting = tokio::spawn({
@@ -189,12 +189,13 @@ async fn a_closed_mailbox_answers_every_waiting_asker() {
 }
 
 #[tokio::test]
-async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
+async fn a_closed_mailbox_releases_memory_only_after_its_fence() {
     let bed = Bed::new().await;
     let lane = bed.device.timeline();
     let backed = async |generation| {
         let lease = bed.lease(&owner(generation), Bytes::mib(2)).await.expect("the budget has room for the lease");
-        let segment = Segment::reserve(bed.device.clone(), Bytes::mib(2), lease).expect("addresses cost nothing");
+        let segment =
+            Segment::reserve(bed.device.clone(), Bytes::mib(2), lease).expect("the addresses can be reserved");
         segment.back_to(Bytes::mib(2)).expect("the segment is backed");
         segment
     };
@@ -219,11 +220,11 @@ async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
 }
 
 #[tokio::test]
-async fn a_successor_takes_back_memory_its_predecessor_backed() {
+async fn a_budgets_successor_unbacks_memory_that_its_predecessor_backed() {
     let mut bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
     let device: Arc<dyn Device> = bed.device.clone();
-    let segment = Segment::reserve(device, Bytes::mib(2), lease).expect("addresses cost nothing");
+    let segment = Segment::reserve(device, Bytes::mib(2), lease).expect("the addresses can be reserved");
     segment.back_to(Bytes::mib(2)).expect("the segment is backed");
     bed.snapshot().await; // The note about the segment has been read.
     bed.kill().await;
@@ -235,7 +236,7 @@ async fn a_successor_takes_back_memory_its_predecessor_backed() {
 }
 
 #[tokio::test]
-async fn a_budgets_successor_also_waits_for_a_leases_fence() {
+async fn a_budgets_successor_waits_for_the_fences_of_leases() {
     let mut bed = Bed::new().await;
     let lane = bed.device.timeline();
     let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
@@ -258,7 +259,7 @@ async fn a_budgets_successor_also_waits_for_a_leases_fence() {
 }
 
 #[tokio::test]
-async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
+async fn a_budgets_successor_keeps_gates_frozen_and_lease_numbers_unique() {
     let mut bed = Bed::new().await;
     let kept = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
     let gone = bed.lease(&owner(0), Bytes::mib(1)).await.expect("the budget has room for the lease");
@@ -304,7 +305,7 @@ async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
     let mut bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("the budget has room for the lease");
     let device: Arc<dyn Device> = bed.device.clone();
-    let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("addresses cost nothing");
+    let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("the addresses can be reserved");
     segment.back_to(Bytes::mib(8)).expect("the segment is backed");
     bed.snapshot().await; // The note about the segment has been read.
     let held = Held::calls(&bed.device);
@@ -385,11 +386,11 @@ async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
 }
 
 #[tokio::test]
-async fn bytes_of_a_lost_device_return_and_the_budget_continues() {
+async fn the_budget_frees_the_leases_of_a_lost_device() {
     let bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("the budget has room for the lease");
     let device: Arc<dyn Device> = bed.device.clone();
-    let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("addresses cost nothing");
+    let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("the addresses can be reserved");
     segment.back_to(Bytes::mib(8)).expect("the segment is backed");
     bed.device.lose("a script says so");
     bed.budget.clear(owner(0)).await.expect("the budget answers");

@@ -251,7 +251,7 @@ fn a_start_loads_sizes_and_serves() {
 }
 
 #[test]
-fn a_refused_attempt_is_taken_back_before_a_smaller_one() {
+fn a_refused_attempts_memory_is_reclaimed_before_the_next() {
     let mut bed = Bed::sizing(rules(), false);
     let described = [
         "end profile",
@@ -266,7 +266,7 @@ fn a_refused_attempt_is_taken_back_before_a_smaller_one() {
 }
 
 #[test]
-fn a_dead_attempt_is_tried_again_after_a_wait_and_its_late_report_ignored() {
+fn a_dead_attempt_is_repeated_and_its_late_report_ignored() {
     let mut bed = Bed::sizing(rules(), false);
     let described =
         ["check device", "take back 0", "attempt 1 died in load of 1600", "profile restarts", "attempt 1 after 10ms"];
@@ -282,7 +282,7 @@ fn a_dead_attempt_is_tried_again_after_a_wait_and_its_late_report_ignored() {
 }
 
 #[test]
-fn a_warm_attempt_that_fails_is_followed_by_a_cold_one_of_full_size() {
+fn a_failed_warm_attempt_is_followed_by_a_cold_one() {
     let mut bed = Bed::sizing(rules(), true);
     let error = "the cache would hold 1 tokens, but one sequence may have 2";
     let described = [
@@ -302,7 +302,7 @@ fn a_warm_attempt_that_fails_is_followed_by_a_cold_one_of_full_size() {
 }
 
 #[test]
-fn a_profile_found_after_a_refusal_is_not_relied_on() {
+fn a_warm_profile_is_not_used_after_a_refusal() {
     let mut bed = Bed::new(rules());
     bed.give(Input::Attempt { attempt: 0 }).recorded();
     bed.passed = AttemptState { phase: Some(At::Load), evidence: Some(evidence(At::Load)), ..AttemptState::default() };
@@ -313,7 +313,7 @@ fn a_profile_found_after_a_refusal_is_not_relied_on() {
 }
 
 #[test]
-fn the_fourth_refusal_gives_the_reason_once_with_what_would_help() {
+fn the_fourth_refusal_fails_the_start_once_with_advice() {
     let mut bed = Bed::sizing(rules(), false);
     bed.refuse(0).refuse(1).refuse(2).recorded();
     assert_eq!(
@@ -322,7 +322,7 @@ fn the_fourth_refusal_gives_the_reason_once_with_what_would_help() {
     );
     let failed = bed.core.step(Input::Advised(Vec::new()), bed.now);
     let [Effect::Fail(StartError::Profile { attempt: 4, attempts, .. })] = &failed[..] else {
-        panic!("the only effect is the failure");
+        panic!("expected the failure as the only effect");
     };
     let targets: Vec<_> = attempts.iter().map(|report| (report.attempt, report.target_tokens)).collect();
     assert_eq!(targets, [(1, 1600), (2, 1520), (3, 1440), (4, 1360)]);
@@ -331,7 +331,7 @@ fn the_fourth_refusal_gives_the_reason_once_with_what_would_help() {
 }
 
 #[test]
-fn refused_weights_ask_for_advice_by_the_latest_plan() {
+fn refused_weights_ask_for_advice_on_the_latest_plan() {
     let mut bed = Bed::new(rules());
     bed.give(Input::Attempt { attempt: 0 });
     for name in [Some("first plan"), Some("second plan"), None, None] {
@@ -357,7 +357,7 @@ fn a_failed_load_ends_the_start_unless_the_device_is_lost() {
 
 proptest! {
     #[test]
-    fn an_engine_ends_once_and_does_nothing_after(
+    fn an_engine_ends_once_and_has_no_effects_afterwards(
         inputs in proptest::collection::vec((0u8..14, 0u64..4), 1..80),
     ) {
         let mut bed = Bed::new(Rules { is_pinned: inputs.len() % 2 == 0, ..rules() });

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_begins_at_once_and_the_next_after_it() {
+    fn a_shrink_order_begins_at_once_and_later_orders_wait() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(60)), Some(Change::Shrink { to: 60 }));
         assert_eq!(pool.blocks(), 60, "a scheduler that starts now gets this many blocks");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_never_grows_during_a_shrink_or_past_its_stress() {
+    fn a_pool_never_grows_while_shrinking_or_beyond_stressed_blocks() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::MayGrow(200)), None, "the pool already has every stressed block");
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_borrows_up_to_its_limit_and_none_after_a_refusal() {
+    fn a_pool_borrows_up_to_its_limit_until_a_cap() {
         let mut pool = PoolCore::new(16, 100, 300);
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::MayGrow(400)), Some(Change::Grow { from: 100, to: 300 }));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shrink_interrupted_by_a_schedulers_death_restarts_with_the_next() {
+    fn an_interrupted_shrink_restarts_with_the_next_scheduler() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
         // The interruption may be reported before or after the successor starts.
@@ -253,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn an_order_without_a_scheduler_waits_for_one() {
+    fn a_shrink_order_waits_until_a_scheduler_serves() {
         let mut pool = PoolCore::new(16, 100, 100);
         assert_eq!(pool.step(Input::GiveUp(50)), None);
         assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
     }
 
     #[test]
-    fn a_cap_takes_effect_without_a_scheduler_and_stays() {
+    fn a_cap_needs_no_scheduler_and_limits_later_growth() {
         let mut pool = serving();
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(95)), Some(Change::Shrink { to: 95 }));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_at_the_pools_own_size_takes_five_per_cent() {
+    fn a_cap_at_the_current_pool_size_removes_five_percent() {
         let mut pool = PoolCore::new(16, 100, 100);
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 80 }), 80));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_lasts_until_its_order_is_done() {
+    fn a_pause_lasts_until_the_pending_shrink_is_done() {
         let mut pool = PoolCore::new(16, 100, 100);
         assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (None, false), "no order was waiting");
         assert_eq!(pool.step(Input::GiveUp(50)), None);

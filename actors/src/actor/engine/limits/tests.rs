@@ -68,7 +68,7 @@ fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
 }
 
 #[test]
-fn pictures_that_round_up_past_the_processors_maximum_have_room() {
+fn launches_hold_pictures_rounded_up_beyond_the_processors_maximum() {
     let mut fixed = released_shape();
     let own = fixed.image_processor.as_ref().expect("the checkpoint takes pictures").config().clone();
     let pixel_bounds = PixelBounds { min: 1_003_520, max: 1_003_520 };
@@ -86,7 +86,7 @@ fn pictures_that_round_up_past_the_processors_maximum_have_room() {
 }
 
 #[test]
-fn a_limit_on_pictures_in_tiles_is_a_number_of_tiles() {
+fn a_picture_limit_of_a_tiling_model_counts_whole_tiles() {
     let random = shape_settings("internvl3-8b").expect("a known shape");
     let tiled = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
     let limit = |settings: Value| {

@@ -60,7 +60,7 @@ mod tests {
     use crate::engine::LoadOptions;
 
     #[test]
-    fn fewer_keys_and_values_help_unless_another_process_leaves_too_little() {
+    fn a_smaller_kv_cache_is_suggested_if_it_would_fit() {
         let (target, page) = (Target::Cpu { threads: 2 }, Bytes::mib(2));
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the checkpoint opens");
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");

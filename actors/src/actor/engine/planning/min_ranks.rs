@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_shared_out_only_as_far_as_it_must_be() {
+    fn a_model_is_split_over_the_fewest_ranks_that_fit() {
         let (whole, half) = (needed(1), needed(2));
         assert!(half < whole);
         let of = |capacity| min_ranks(4, capacity).expect("the model fits");
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_number_does_each_says_by_how_much() {
+    fn an_unfit_model_reports_the_shortfall_for_each_rank_count() {
         let (whole, half) = (needed(1), needed(2));
         let error = min_ranks(3, half - Bytes(1)).expect_err("two heads allow at most two ranks");
         let told = error.to_string();

@@ -117,7 +117,7 @@ fn described(effect: &Effect<Names>) -> String {
 }
 
 #[test]
-fn a_taken_name_is_numbered_until_its_model_is_gone() {
+fn a_used_model_name_is_numbered_until_its_model_ends() {
     let mut bed = bed(rules());
     assert_eq!(bed.load("demo"), ["forget fallen demo", "begin demo as 0 for demo"]);
     assert_eq!(bed.load("demo"), ["forget fallen demo 2", "begin demo 2 as 1 for demo"]);
@@ -135,7 +135,7 @@ fn a_taken_name_is_numbered_until_its_model_is_gone() {
 }
 
 #[test]
-fn an_unloaded_model_ends_when_its_requests_have() {
+fn an_unloaded_model_ends_after_its_requests_have_ended() {
     let mut bed = serving();
     assert_eq!(bed.unload("demo", "user"), ["forget fallen demo", "close demo of 0 within 1s"]);
     assert!(bed.core.is_forgotten("demo"));
@@ -145,7 +145,7 @@ fn an_unloaded_model_ends_when_its_requests_have() {
 }
 
 #[test]
-fn everyone_who_unloads_a_model_hears_of_its_end() {
+fn every_unload_of_a_model_is_answered_when_it_ends() {
     let mut bed = serving();
     bed.unload("demo", "first");
     assert_eq!(bed.unload("demo", "second"), ["forget fallen demo", "close demo of 0 within 1s"]);
@@ -156,7 +156,7 @@ fn everyone_who_unloads_a_model_hears_of_its_end() {
 }
 
 #[test]
-fn what_is_not_there_is_answered_at_once() {
+fn unloading_an_unknown_model_is_answered_at_once() {
     let mut bed = serving();
     assert_eq!(bed.unload("other", "user"), ["forget fallen other", "answer user: 0"]);
     assert_eq!(bed.give(Input::Forget { name: text("demo"), load: 7, waiter: Some("loader") }), ["answer loader: 0"]);
@@ -165,7 +165,7 @@ fn what_is_not_there_is_answered_at_once() {
 }
 
 #[test]
-fn a_model_that_did_not_start_ends_at_once_and_leaves_nothing() {
+fn a_model_that_fails_to_start_leaves_no_state() {
     let mut bed = serving();
     bed.give(Input::EngineGaveUp { name: text("demo"), reason: text("no memory") });
     let described = bed.give(Input::Forget { name: text("demo"), load: 0, waiter: Some("loader") });
@@ -178,7 +178,7 @@ fn a_model_that_did_not_start_ends_at_once_and_leaves_nothing() {
 }
 
 #[test]
-fn a_dead_engine_restarts_until_that_is_too_often() {
+fn a_dead_engine_restarts_until_its_restart_limit() {
     let mut bed = serving();
     assert!(bed.respawn("demo", 0, 0).is_empty(), "the engine is running");
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 1 and 1ms: a bug"]);
@@ -195,7 +195,7 @@ fn a_dead_engine_restarts_until_that_is_too_often() {
 }
 
 #[test]
-fn an_engine_restarts_for_the_last_requests_of_a_model_and_never_for_one_that_ends() {
+fn an_engine_restarts_while_draining_but_not_while_ending() {
     let mut bed = serving();
     bed.unload("demo", "user");
     bed.engine_died("demo");
@@ -206,7 +206,7 @@ fn an_engine_restarts_for_the_last_requests_of_a_model_and_never_for_one_that_en
 }
 
 #[test]
-fn models_begin_again_on_the_successor_of_a_lost_device() {
+fn models_restart_on_the_successor_of_a_lost_device() {
     let mut bed = serving();
     bed.load("leaving");
     bed.load("ending");
@@ -224,7 +224,7 @@ fn models_begin_again_on_the_successor_of_a_lost_device() {
 }
 
 #[test]
-fn a_restart_that_was_due_before_the_loss_starts_no_second_engine_or_budget() {
+fn a_restart_timer_from_before_a_device_loss_is_ignored() {
     let mut bed = serving();
     bed.engine_died("demo");
     assert_eq!(
@@ -240,7 +240,7 @@ fn a_restart_that_was_due_before_the_loss_starts_no_second_engine_or_budget() {
 }
 
 #[test]
-fn a_budget_restarts_on_a_lost_device_too_because_memory_is_given_back_to_it() {
+fn a_budget_that_dies_on_a_lost_device_restarts() {
     let mut bed = serving();
     bed.give(Input::DeviceLost(lost()));
     bed.give(Input::BudgetDied { reason: text("a bug") });
@@ -249,7 +249,7 @@ fn a_budget_restarts_on_a_lost_device_too_because_memory_is_given_back_to_it() {
 }
 
 #[test]
-fn a_budget_in_a_crash_loop_takes_the_runtime_along() {
+fn a_budget_crash_loop_fails_the_runtime() {
     let mut bed = serving();
     for death in 1..=2 {
         bed.give(Input::BudgetDied { reason: text("a bug") });
@@ -262,7 +262,7 @@ fn a_budget_in_a_crash_loop_takes_the_runtime_along() {
 }
 
 #[test]
-fn a_device_without_a_successor_takes_the_runtime_along() {
+fn a_lost_device_without_a_successor_fails_the_runtime() {
     let mut unreplaced = bed(Rules { has_successor: false, ..rules() });
     assert_eq!(unreplaced.give(Input::DeviceLost(lost())), ["lose the device under [], replace: false"]);
     assert_eq!(unreplaced.give(Input::DeviceMade(Err(lost()))), [format!("fail: {}", lost())]);
@@ -288,7 +288,7 @@ fn a_device_without_a_successor_takes_the_runtime_along() {
 }
 
 #[test]
-fn a_shutdown_ends_every_model_and_counts_what_it_cuts_off() {
+fn a_shutdown_ends_every_model_and_counts_interrupted_requests() {
     let mut bed = serving();
     bed.load("other");
     bed.load("earlier");
@@ -314,7 +314,7 @@ fn a_runtime_without_models_stops_at_once() {
 }
 
 #[test]
-fn a_device_lost_in_a_shutdown_has_no_successor_and_models_end_as_they_would_have() {
+fn a_device_loss_does_not_delay_a_shutdown() {
     let mut early = serving();
     early.shut_down("owner");
     assert_eq!(early.give(Input::DeviceLost(lost())), [r#"lose the device under ["demo"], replace: false"#]);

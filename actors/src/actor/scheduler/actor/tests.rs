@@ -168,7 +168,7 @@ async fn a_picture_is_released_after_the_last_step_that_reads_it() {
 }
 
 #[tokio::test]
-async fn a_cancelled_sequences_picture_stays_until_its_last_step_has_run() {
+async fn a_cancelled_sequences_picture_is_held_during_its_last_step() {
     let mut bed = Bed::new(4).await;
     let mut delivered = bed.admit(sequence(1));
     let step = next_step(&bed.jobs).await;
@@ -184,7 +184,7 @@ async fn a_cancelled_sequences_picture_stays_until_its_last_step_has_run() {
 }
 
 #[tokio::test]
-async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
+async fn a_sequence_preempted_after_its_pictures_can_be_readmitted() {
     // There are four blocks, and each of the two sequences needs three in the end. The younger
     // sequence is therefore preempted before it ends. Both are admitted because the previous reply
     // was short.
@@ -241,7 +241,7 @@ async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
 }
 
 #[tokio::test]
-async fn a_smaller_pool_is_answered_after_running_steps_and_steps_continue() {
+async fn a_pool_shrink_is_answered_after_running_steps_end() {
     let bed = Bed::new(8).await;
     let mut delivered = bed.admit(NewSequence { tokens_max: 40, ..sequence(1) });
     let (step, next) = (next_step(&bed.jobs).await, next_step(&bed.jobs).await);
@@ -274,7 +274,7 @@ async fn a_smaller_pool_is_answered_after_running_steps_and_steps_continue() {
 }
 
 #[tokio::test]
-async fn a_scheduler_dying_with_a_shrink_question_is_noticed_at_once() {
+async fn a_schedulers_death_fails_a_pending_pool_resize_at_once() {
     let bed = Bed::new(8).await;
     let _delivered = bed.admit(sequence(1));
     let _under_way = next_step(&bed.jobs).await;

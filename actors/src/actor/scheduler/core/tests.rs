@@ -196,7 +196,7 @@ fn released(ids: &[u64]) -> Effect {
 }
 
 #[test]
-fn a_long_prompt_runs_in_chunks_and_only_the_last_samples() {
+fn a_long_prompt_samples_only_in_its_last_chunk() {
     let mut bed = Bed::new(limits(2, 10, 8));
     bed.admit(sequence(1, 25, 2));
     assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![]));
@@ -216,7 +216,7 @@ fn a_long_prompt_runs_in_chunks_and_only_the_last_samples() {
 }
 
 #[test]
-fn a_prompt_ending_with_a_step_samples_in_it() {
+fn a_prompt_that_fills_its_last_step_samples_there() {
     let mut bed = Bed::new(limits(1, 10, 8));
     bed.admit(sequence(1, 20, 1));
     bed.stepped(5);
@@ -237,7 +237,7 @@ fn decoding_goes_first_and_prompts_share_the_rest_by_age() {
 }
 
 #[test]
-fn running_sequences_never_exceed_those_stressed() {
+fn running_sequences_never_exceed_the_stressed_number() {
     let mut bed = Bed::new(limits(2, 64, 32));
     (1..=5).for_each(|id| {
         bed.admit(sequence(id, 3, 4));
@@ -248,7 +248,7 @@ fn running_sequences_never_exceed_those_stressed() {
 }
 
 #[test]
-fn waiting_sequences_come_in_by_age_and_leave_no_gap_when_one_is_cancelled() {
+fn waiting_sequences_are_admitted_by_age_despite_a_cancellation() {
     let mut bed = Bed::new(limits(1, 64, 32));
     [1, 4, 2, 3].into_iter().for_each(|id| _ = bed.admit(sequence(id, 3, 1)));
     let known = |bed: &Bed| [1, 2, 3, 4].map(|id| bed.scheduler.is_known(SequenceId(id)));
@@ -263,7 +263,7 @@ fn waiting_sequences_come_in_by_age_and_leave_no_gap_when_one_is_cancelled() {
 }
 
 #[test]
-fn answers_are_expected_to_be_short_until_over_half_the_pool_is_held() {
+fn replies_are_expected_short_until_half_the_pool_is_held() {
     let running_beside = |prompt| {
         let mut bed = Bed::new(limits(4, 128, 8));
         // Replies have been short so far.
@@ -327,7 +327,7 @@ fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
 }
 
 #[test]
-fn a_caller_leaving_during_its_token_is_harmless() {
+fn a_cancellation_between_the_effects_of_a_step_is_harmless() {
     // The actor learns that the caller has disconnected between the effects of a step, when the
     // next step is already planned.
     let mut scheduler = SchedulerCore::new(limits(2, 64, 8)).without_look_ahead();
@@ -340,7 +340,7 @@ fn a_caller_leaving_during_its_token_is_harmless() {
 }
 
 #[test]
-fn cancelling_a_stranger_or_twice_is_harmless() {
+fn cancelling_an_unknown_sequence_or_twice_is_harmless() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.cancel(9).admit(sequence(1, 3, 2)).cancel(1).cancel(1).stepped(5).cancel(1);
     assert_eq!(bed.recorded(), [released(&[1])]);
@@ -456,7 +456,7 @@ fn pictures_are_cut_at_chunk_borders() {
 }
 
 #[test]
-fn a_returning_sequence_continues_where_it_was() {
+fn a_readmitted_sequence_continues_with_its_produced_tokens() {
     let mut bed = Bed::new(limits(1, 64, 8));
     let mut again = sequence(1, 6, 5);
     again.produced = 3;
@@ -482,7 +482,7 @@ fn alike(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 }
 
 #[test]
-fn a_sequence_with_a_known_prefix_computes_only_the_rest() {
+fn a_sequence_with_a_cached_prefix_computes_only_the_rest() {
     let mut bed = Bed::new(limits(4, 64, 16));
     bed.admit(alike(1, 40, 2)).stepped(5);
     bed.admit(alike(2, 40, 2));
@@ -503,7 +503,7 @@ fn a_sequence_with_a_known_prefix_computes_only_the_rest() {
 }
 
 #[test]
-fn a_following_turn_reuses_the_replys_blocks() {
+fn the_next_turn_reuses_the_blocks_of_the_reply() {
     let mut bed = Bed::new(limits(1, 64, 16));
     bed.admit(sequence(1, 20, 20));
     (0..20).for_each(|_| _ = bed.stepped(5));

@@ -34,7 +34,7 @@ fn the_same_picture_twice_in_one_request_is_encoded_once() {
 }
 
 #[test]
-fn only_fully_cached_pictures_are_recalled_and_pinned() {
+fn a_recall_pins_pictures_only_if_all_are_cached() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 4), picture(2, 3)]));
     assert_eq!(vision.recall(&[hash(1)]), None, "the picture is not encoded yet");
@@ -54,7 +54,7 @@ fn only_fully_cached_pictures_are_recalled_and_pinned() {
 }
 
 #[test]
-fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
+fn a_constantly_used_picture_is_evicted_for_a_waiting_request() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
@@ -87,7 +87,7 @@ fn two_requests_for_one_picture_share_the_launch() {
 }
 
 #[test]
-fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
+fn a_request_waits_for_all_rows_and_evicts_unpinned_pictures() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
@@ -107,7 +107,7 @@ fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
 }
 
 #[test]
-fn pictures_make_room_in_the_order_of_release_and_only_as_needed() {
+fn pictures_are_evicted_in_release_order_and_only_as_needed() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 4), picture(2, 4)]));
     assert_eq!(vision.patches_under_way(), 32);
@@ -121,7 +121,7 @@ fn pictures_make_room_in_the_order_of_release_and_only_as_needed() {
 }
 
 #[test]
-fn a_launch_never_takes_more_patches_than_there_are_permits() {
+fn a_launch_never_exceeds_its_patch_permits() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(want(1, vec![picture(1, 5)]));
     vision.step(want(2, vec![picture(2, 6)]));
@@ -136,7 +136,7 @@ fn a_launch_never_takes_more_patches_than_there_are_permits() {
 }
 
 #[test]
-fn only_a_full_launch_is_begun_behind_a_running_one() {
+fn only_a_full_launch_is_queued_after_a_running_one() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(want(1, vec![picture(1, 5)]));
     assert_eq!(vision.step(want(2, vec![picture(2, 6)])), [], "a launch that is not full waits for the next picture");
@@ -159,7 +159,7 @@ fn only_a_full_launch_is_begun_behind_a_running_one() {
 }
 
 #[test]
-fn an_abandoned_request_makes_room_wherever_it_waits() {
+fn a_withdrawn_request_frees_its_rows_in_every_state() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 8)]));
     let returns = Priority { had_turn: true, ..Priority::default() };
@@ -178,7 +178,7 @@ fn an_abandoned_request_makes_room_wherever_it_waits() {
 }
 
 #[test]
-fn a_request_waiting_for_rows_is_passed_by_so_many_and_no_more() {
+fn at_most_32_requests_overtake_one_waiting_for_rows() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 7)]));
     vision.step(Input::Encoded);
@@ -224,7 +224,7 @@ fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
 }
 
 #[test]
-fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
+fn urgent_requests_and_other_tenants_overtake_a_backlog_of_pictures() {
     // There are rows for all pictures, and four pictures fill an encoder batch.
     let mut vision = VisionCore::new(2000, 40);
     let mut launched = 0;
@@ -260,11 +260,11 @@ fn tenants_share_launches_by_weight() {
         launched += effects.iter().filter(|effect| matches!(effect, Effect::Launch(_))).count();
     }
     let of_b = answers(&mut vision, launched)[..40].iter().filter(|ticket| **ticket >= 40).count();
-    assert!((25..=30).contains(&of_b), "three quarters, apart from every eighth: {of_b}");
+    assert!((25..=30).contains(&of_b), "tenant b gets about three quarters of the launches: {of_b} of 40");
 }
 
 #[test]
-fn a_request_that_needs_no_launch_does_not_wait_for_a_backlog() {
+fn a_request_for_cached_pictures_does_not_wait_for_launches() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
@@ -313,7 +313,7 @@ fn evicted(host_rows: usize) -> (VisionCore, Vec<Effect>) {
 }
 
 #[test]
-fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
+fn an_evicted_picture_is_copied_back_without_being_encoded() {
     let (mut vision, effects) = evicted(20);
     let leaves = Effect::Copy { to_host: copies(&[(0, 0), (1, 1), (2, 2), (3, 3)]), to_device: Vec::new() };
     assert_eq!(effects[0], leaves, "the picture is copied out before its rows are overwritten");
@@ -347,7 +347,7 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
 }
 
 #[test]
-fn a_picture_is_copied_back_beside_new_ones_with_its_pixels_or_without() {
+fn a_picture_is_copied_back_while_new_pictures_are_encoded() {
     for of in [picture, held] {
         let (mut vision, _) = evicted(20);
         vision.step(Input::Encoded);
@@ -362,7 +362,7 @@ fn a_picture_is_copied_back_beside_new_ones_with_its_pixels_or_without() {
 }
 
 #[test]
-fn a_picture_without_a_place_or_pixels_has_to_come_again() {
+fn a_lost_picture_without_pixels_is_requested_again() {
     let (mut vision, _) = evicted(4);
     vision.step(want(3, vec![picture(3, 7)]));
     // Request 4 also has another picture, so that the rows left are too few for request 6
@@ -380,7 +380,7 @@ fn a_picture_without_a_place_or_pixels_has_to_come_again() {
 }
 
 #[test]
-fn no_more_than_four_copies_are_under_way() {
+fn at_most_four_copies_run_at_once() {
     let mut vision = VisionCore::new(2, 100).with_host(20);
     for name in 1..6 {
         vision.step(want(u64::from(name), vec![picture(name, 2)]));

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_counts_as_computed_with_the_last_token_of_its_last_picture() {
+    fn a_file_is_computed_after_its_last_pictures_last_token() {
         let name = PictureHash([1; 32]);
         let files = [vec![name], vec![name; 2], vec![name]];
         let spans = spans(&[2..6, 9..13, 14..18, 40..44]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_named_up_to_the_first_picture_without_a_name() {
+    fn blocks_are_named_up_to_the_first_unnamed_picture() {
         let tokens: Vec<u32> = (0..70).collect();
         let prompt = PromptLayout {
             positions: (0..70).map(|position| [position; 3]).collect(),

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn followers_wait_for_the_first_sample_unless_it_is_gone() {
+    async fn followers_wait_for_the_leaders_announcement_unless_it_is_dropped() {
         let mut parts = LeaderRole::of(3);
         let mut second = parts.pop().expect("there are three roles");
         let mut third = parts.pop().expect("there are three roles");

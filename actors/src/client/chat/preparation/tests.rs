@@ -130,7 +130,7 @@ fn chat((words, pictures, videos, tokens_max): Asked) -> Chat {
 }
 
 #[test]
-fn no_admitted_request_exceeds_what_was_stressed() {
+fn no_admitted_request_exceeds_the_stressed_limits() {
     let (let_in, shown) = (Cell::new(0), Cell::new(0));
     let requests = proptest::collection::vec(asked(), 1..6);
     let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) });
@@ -164,7 +164,7 @@ fn no_admitted_request_exceeds_what_was_stressed() {
 }
 
 #[test]
-fn without_settings_for_videos_pictures_are_taken_and_a_video_is_told_which_file_is_missing() {
+fn a_video_without_a_processor_is_refused_naming_its_file() {
     let mut checkpoint = demo_checkpoint();
     checkpoint.video_processor = None;
     let model = Model::plan(&checkpoint, &TARGET).expect("the model can be planned");
@@ -173,7 +173,7 @@ fn without_settings_for_videos_pictures_are_taken_and_a_video_is_told_which_file
     let prepared = asked(Chat::new().user("What?").image(picture((50, 50)))).expect("the model takes pictures");
     assert_eq!(prepared[0].pictures.len(), 1);
     let film = Video::from_frames(vec![picture((50, 50)); 2], 2.0);
-    let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("the model takes no videos") };
+    let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("the video was accepted") };
     assert!(matches!(refused, ChatError::Media(MediaError::Video { index: 0, source: VideoError::NoProcessor })));
     for said in [refused.to_string(), refused.hint()] {
         assert!(said.contains("video_preprocessor_config.json"), "{said}");
@@ -193,7 +193,7 @@ fn requests_of_every_kind_are_admitted() {
 }
 
 #[test]
-fn a_prompt_that_is_too_long_is_refused_before_its_form_is_compiled() {
+fn an_oversized_prompt_is_refused_before_its_schema_is_compiled() {
     let stressed = stressed(Envelope { context_tokens: 400, ..Envelope::small() });
     let zebra = OutputFormat::json(serde_json::json!({"type": "zebra"}));
     let asked = |words: usize| {
@@ -205,7 +205,7 @@ fn a_prompt_that_is_too_long_is_refused_before_its_form_is_compiled() {
 }
 
 #[test]
-fn for_a_prompt_in_tokens_an_explicit_format_tells_how_calls_are_read() {
+fn an_explicit_reply_format_parses_tool_calls_of_token_prompts() {
     let stressed = stressed(Envelope::small());
     let hermes = ReplyFormat { tools: ToolFormat::Hermes, ..ReplyFormat::default() };
     let call = "<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>";

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_many_tools_are_refused_before_any_of_them_is_read() {
+    fn too_many_tools_are_refused_before_parsing() {
         let chat = Chat::new().tools(vec![json!({"no": "function"}); 129]);
         let error =
             chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("the tools are too many");

@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    fn heard(reply: &str) -> (Answer, Vec<ChatEvent>) {
+    fn answer_and_events(reply: &str) -> (Answer, Vec<ChatEvent>) {
         let (mut parser, mut answer) = (ReplyParser::new(Thinking::Possible, ToolFormat::Hermes, []), Answer::new());
         let mut parts = parser.feed(reply);
         parts.extend(parser.finish());
@@ -91,16 +91,16 @@ mod tests {
     }
 
     #[test]
-    fn events_and_the_whole_say_the_same() {
+    fn the_events_of_an_answer_add_up_to_the_answer() {
         let reply = "<think>\nHm.\n</think>\n\nSo:\n<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": 1}}\n</tool_call>\n\
                      <tool_call>{\"name\": \"b\"}</tool_call>";
-        let (answer, events) = heard(reply);
+        let (answer, events) = answer_and_events(reply);
         assert_eq!((answer.reasoning.as_str(), answer.text.as_str()), ("Hm.", "So:"));
         assert!(answer.calls_tools());
         let [a, b] = &answer.calls[..] else { panic!("the answer has two calls: {:?}", answer.calls) };
         assert_eq!((a.name.as_str(), a.arguments.as_str(), a.is_whole), ("a", "{\"x\": 1}", true));
         assert_eq!((b.name.as_str(), b.arguments.as_str(), b.is_whole), ("b", "{}", true));
-        assert!(a.id.starts_with("call_") && a.id != b.id && heard(reply).0.calls[0].id != a.id);
+        assert!(a.id.starts_with("call_") && a.id != b.id && answer_and_events(reply).0.calls[0].id != a.id);
         let call = ChatEvent::ToolCall;
         let begin =
             |index, of: &ToolCall| call(ToolCallEvent::Begin { index, id: of.id.clone(), name: of.name.clone() });
@@ -120,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn a_call_whose_arguments_are_no_json_is_not_whole() {
+    fn a_call_with_invalid_json_arguments_is_not_whole() {
         for arguments in ["{\"x\": 1,, }", "{\"x\": \"a\nb\"}", "{\"x\": 1"] {
-            let (answer, _) = heard(&format!("<tool_call>{{\"name\": \"a\", \"arguments\": {arguments}"));
+            let (answer, _) = answer_and_events(&format!("<tool_call>{{\"name\": \"a\", \"arguments\": {arguments}"));
             assert_eq!((answer.calls[0].arguments.as_str(), answer.calls[0].is_whole), (arguments, false));
             assert!(!answer.calls_tools());
             assert_eq!(answer.whole_calls(), 0, "a call with invalid arguments is not whole, so the chat continues");

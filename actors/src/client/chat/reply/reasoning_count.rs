@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_between_the_tags_are_counted_and_tags_are_not() {
+    fn reasoning_tokens_exclude_the_tags_around_them() {
         let reply = ["<think>", "\n", "One", " two", ".", "\n", "</think>", "\n\n", "Three", "."];
         assert_eq!(counted(Thinking::Possible, &reply), 5);
         assert_eq!(counted(Thinking::Begun, &reply[2..]), 4, "the prompt contains the opening tag");
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_of_several_tokens_counts_only_where_it_is_none() {
+    fn split_tags_count_as_reasoning_only_when_incomplete() {
         let spelled = ["<", "think", ">", "a", "</", "think", ">", "b"];
         assert_eq!(counted(Thinking::Possible, &spelled), 1);
         assert_eq!(counted(Thinking::Begun, &["a", "</", "thing", ">", "</think>", "b"]), 4);

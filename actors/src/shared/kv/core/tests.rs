@@ -76,7 +76,7 @@ fn a_sequence_takes_a_block_only_after_filling_the_last() {
 }
 
 #[test]
-fn blocks_of_rejected_tokens_are_given_back_blank() {
+fn truncating_a_sequence_returns_its_tail_blocks_as_blank() {
     let mut kv = KvCore::new(6);
     kv.allot(&[demand(A, 0, 70)]);
     fill(&mut kv, A, 7, 40);
@@ -89,7 +89,7 @@ fn blocks_of_rejected_tokens_are_given_back_blank() {
 }
 
 #[test]
-fn an_unmet_demand_takes_nothing_and_is_not_overtaken() {
+fn an_unmet_demand_takes_no_blocks_and_is_not_overtaken() {
     let mut kv = KvCore::new(3);
     let allotment = kv.allot(&[demand(A, 0, 20), demand(B, 0, 40), demand(SequenceId(3), 0, 1)]);
     assert_eq!(blocks(&allotment), [(A, vec![0, 1])]);
@@ -97,7 +97,7 @@ fn an_unmet_demand_takes_nothing_and_is_not_overtaken() {
 }
 
 #[test]
-fn a_sequence_with_a_known_prefix_takes_its_blocks() {
+fn a_sequence_shares_the_blocks_of_a_cached_prefix() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 40)]);
     fill(&mut kv, A, 7, 40);
@@ -111,7 +111,7 @@ fn a_sequence_with_a_known_prefix_takes_its_blocks() {
 }
 
 #[test]
-fn released_blocks_stay_cached_until_their_place_is_needed() {
+fn released_blocks_stay_cached_until_blocks_run_out() {
     let mut kv = KvCore::new(3);
     kv.allot(&[demand(A, 0, 33)]);
     fill(&mut kv, A, 7, 33);
@@ -137,7 +137,7 @@ fn a_fully_cached_sequence_still_has_a_token_to_compute() {
 }
 
 #[test]
-fn shared_blocks_do_not_count_as_room() {
+fn shared_cached_blocks_do_not_count_as_free() {
     let mut kv = KvCore::new(3);
     kv.allot(&[demand(A, 0, 32)]);
     fill(&mut kv, A, 7, 32);
@@ -160,7 +160,7 @@ fn duplicate_blocks_stay_separate_and_only_one_is_shared() {
 }
 
 #[test]
-fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
+fn a_step_with_cached_blocks_requests_only_the_rest() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 48)]);
     fill(&mut kv, A, 7, 48);
@@ -170,7 +170,7 @@ fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
 }
 
 #[test]
-fn a_shrink_drops_the_tail_and_its_holders() {
+fn a_shrink_drops_the_removed_blocks_and_their_holders() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 32), demand(B, 0, 48), demand(SequenceId(3), 0, 16)]);
     fill(&mut kv, SequenceId(3), 9, 16);
@@ -190,7 +190,7 @@ fn a_shrink_drops_the_tail_and_its_holders() {
 }
 
 #[test]
-fn a_shrink_over_a_shared_block_drops_both_holders() {
+fn removing_a_shared_block_drops_both_of_its_holders() {
     let mut kv = KvCore::new(6);
     kv.allot(&[demand(SequenceId(9), 0, 32), demand(A, 0, 33)]);
     fill(&mut kv, A, 7, 33);
@@ -200,7 +200,7 @@ fn a_shrink_over_a_shared_block_drops_both_holders() {
 }
 
 #[test]
-fn a_block_is_told_of_when_it_is_named_and_when_its_content_goes() {
+fn block_events_report_named_blocks_and_evicted_content() {
     let (mut kv, mut known) = (KvCore::new(3), BTreeSet::new());
     kv.allot(&[demand(A, 0, 33)]);
     fill(&mut kv, A, 7, 33);
@@ -230,7 +230,7 @@ fn new_blocks_are_blank_and_the_lowest_are_taken_first() {
 }
 
 #[test]
-fn a_sequence_that_is_printed_is_named_by_its_number() {
+fn a_sequence_id_displays_its_number() {
     assert_eq!(SequenceId(7).to_string(), "sequence 7");
 }
 
@@ -262,7 +262,7 @@ proptest! {
     /// Tokens that are reported as cached have the content of the sequence's own beginning. No
     /// block of a sequence is written by another sequence, and no block is lost.
     #[test]
-    fn no_block_is_lost_or_shared_wrongly_and_names_match_content(
+    fn the_pool_loses_no_block_and_shares_only_equal_content(
         groups in groups(),
         steps in proptest::collection::vec((0u8..5, 0u64..6, 1usize..90, 0u32..3), 1..120),
     ) {

@@ -76,7 +76,7 @@ impl Filled {
 }
 
 #[tokio::test(start_paused = true)]
-async fn growth_of_another_process_is_ordered_back_within_a_second_until_covered() {
+async fn shrink_orders_follow_foreign_growth_within_a_second_until_covered() {
     let filled = Filled::new().await;
     assert_eq!(filled.pass(3).await, [], "no other process has taken memory");
     filled.bed.device.foreign_takes(MIB(5));
@@ -91,7 +91,7 @@ async fn growth_of_another_process_is_ordered_back_within_a_second_until_covered
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_growing_process_is_looked_at_sixteen_times_as_often() {
+async fn foreign_growth_makes_probes_sixteen_times_as_frequent() {
     let filled = Filled::new().await;
     let sixteenth = Duration::from_millis(63);
     filled.bed.device.foreign_takes(MIB(5));
@@ -122,7 +122,7 @@ async fn another_growing_process_is_looked_at_sixteen_times_as_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unbacked_bytes_still_leased_do_not_hide_another_process() {
+async fn unbacked_but_leased_bytes_do_not_hide_foreign_memory() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
@@ -135,7 +135,7 @@ async fn unbacked_bytes_still_leased_do_not_hide_another_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_cache_is_asked_to_shrink_below_its_floor() {
+async fn no_cache_is_ordered_to_shrink_below_its_floor() {
     let filled = Filled::new().await;
     filled.resize(MIB(10)).await;
     filled.bed.device.foreign_takes(MIB(64));
@@ -148,7 +148,7 @@ async fn no_cache_is_asked_to_shrink_below_its_floor() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
+async fn freed_memory_refills_the_canary_before_caches_grow() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
     filled.pass(1).await;
@@ -169,7 +169,7 @@ async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiting_lease_comes_before_growth() {
+async fn a_waiting_lease_is_granted_before_caches_may_grow() {
     let filled = Filled::new().await;
     filled.resize(MIB(50)).await;
     let waiting = tokio::spawn({
@@ -183,7 +183,7 @@ async fn a_waiting_lease_comes_before_growth() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_budgets_successor_repeats_the_standing_orders() {
+async fn a_budgets_successor_repeats_pending_shrink_orders() {
     let mut filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(5));
     let give = ResizeOrder::GiveUp { to: MIB(55) };
@@ -198,7 +198,7 @@ async fn a_budgets_successor_repeats_the_standing_orders() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unleased_bytes_of_a_model_being_sized_are_not_of_another_process() {
+async fn unleased_bytes_of_a_model_being_sized_are_not_foreign() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
     let other =
@@ -222,7 +222,7 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_of_another_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn overhead_counts_only_what_appeared_while_a_model_was_sized() {
+async fn only_bytes_that_appear_during_sizing_are_overhead() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
     let books = async || {

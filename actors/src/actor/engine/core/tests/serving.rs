@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_schedulers_death_spares_vision() {
+fn a_schedulers_death_does_not_restart_the_vision_actor() {
     let mut bed = Bed::serving(rules());
     let described = ["check device", "starting", "scheduler restarts", "stop scheduler", "restart 1 after 1ms"];
     assert_eq!(bed.die(1).recorded(), described);
@@ -16,7 +16,7 @@ fn a_schedulers_death_spares_vision() {
 }
 
 #[test]
-fn a_restart_made_stale_by_another_death_is_ignored() {
+fn a_pending_restart_is_ignored_after_another_death() {
     let mut bed = Bed::serving(rules());
     bed.die(1).recorded();
     let described = ["check device", "starting", "vision restarts", "stop vision", "restart 2 after 2ms"];
@@ -39,7 +39,7 @@ fn a_crash_loop_ends_the_engine_with_its_reason() {
 }
 
 #[test]
-fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
+fn serving_restarts_with_a_smaller_kv_cache_after_refused_memory() {
     let mut bed = Bed::serving(rules());
     let described = [
         "check device",
@@ -67,7 +67,7 @@ fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
 }
 
 #[test]
-fn a_fixed_size_serves_again_at_once_without_shrinking() {
+fn a_pinned_kv_size_serves_again_at_once_without_shrinking() {
     let mut bed = Bed::serving(Rules { is_pinned: true, ..rules() });
     let described = bed.refuse_serving(WhichLane::Vision, 1).recorded();
     assert_eq!(
@@ -77,7 +77,7 @@ fn a_fixed_size_serves_again_at_once_without_shrinking() {
 }
 
 #[test]
-fn a_refusal_counts_only_from_actors_that_serve_now() {
+fn refusals_of_stopped_or_replaced_actors_are_ignored() {
     let mut bed = Bed::serving(rules());
     bed.die(1).recorded();
     assert_eq!(bed.refuse_serving(WhichLane::Step, 1).recorded(), [""; 0], "the actor has stopped");
@@ -90,7 +90,7 @@ fn a_refusal_counts_only_from_actors_that_serve_now() {
 }
 
 #[test]
-fn a_pending_restart_becomes_part_of_a_redone_serving() {
+fn a_refusal_replaces_a_pending_restart_by_a_full_restart() {
     let mut bed = Bed::serving(rules());
     bed.die(1).recorded();
     assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).recorded()[2], "stop vision");
@@ -99,7 +99,7 @@ fn a_pending_restart_becomes_part_of_a_redone_serving() {
 }
 
 #[test]
-fn the_last_refusal_while_serving_asks_what_would_help_and_ends() {
+fn the_last_refusal_while_serving_asks_for_advice_and_ends() {
     let mut bed = Bed::serving(rules());
     for generation in 1..=3 {
         bed.refuse_serving(WhichLane::Step, generation).changed();
@@ -134,7 +134,7 @@ fn a_fault_plan_refuses_one_step_of_each_attempt() {
 }
 
 #[test]
-fn an_order_to_shrink_is_carried_out_and_growth_told_to_the_scheduler() {
+fn shrink_and_growth_orders_resize_the_pool_of_the_scheduler() {
     let mut bed = Bed::serving(rules());
     assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(60))).recorded(), ["from 100 to 60", "Shrink { to: 60 }"]);
     assert_eq!(bed.changed().recorded(), [""; 0]);
@@ -148,7 +148,7 @@ fn an_order_to_shrink_is_carried_out_and_growth_told_to_the_scheduler() {
 }
 
 #[test]
-fn an_order_that_finds_no_scheduler_waits_for_one() {
+fn a_shrink_order_without_a_scheduler_waits_for_its_restart() {
     let mut bed = Bed::serving(rules());
     bed.die(1).recorded();
     assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(60))).recorded(), [""; 0]);

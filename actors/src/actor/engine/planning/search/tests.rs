@@ -106,7 +106,7 @@ fn checked(question: &Question<'_>) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_suggestion_fits_alone_and_nothing_nearer_does() {
+fn each_suggestion_fits_alone_and_is_the_smallest_change() {
     let subject = Subject::demo();
     let none = LoadOptions::default();
     let least = subject.least(&none);
@@ -141,7 +141,9 @@ fn a_fixed_size_lacks_memory_if_large_and_tokens_if_small() {
             .expect("the requirements can be planned");
         (forecast.unfit.expect("the model does not fit").lack, forecast.plan.total())
     };
-    let (Lack::Memory { needed, available, short_by }, planned) = lack(1 << 20) else { panic!("memory is short") };
+    let (Lack::Memory { needed, available, short_by }, planned) = lack(1 << 20) else {
+        panic!("the lack is not memory")
+    };
     assert_eq!((needed, short_by), (planned, needed - available), "the plan includes the fixed part");
     let (few, _) = lack(100);
     assert_eq!(few, Lack::Tokens { tokens: 112, context_tokens: 512 });
@@ -165,7 +167,7 @@ fn a_smaller_canary_is_suggested_when_the_canary_blocks() {
 }
 
 #[test]
-fn a_lack_that_no_knob_can_fix_is_named_so() {
+fn a_shortage_beyond_all_knobs_suggests_only_more_capacity() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
     let question = subject.question(&options, host_of(Bytes::mib(4)));
     let unfit =
@@ -197,7 +199,7 @@ fn a_7b_model_on_a_small_card_gets_working_suggestions() {
 }
 
 #[test]
-fn suggested_sequences_lower_the_step_that_was_raised_for_them() {
+fn fewer_suggested_sequences_also_lower_the_automatically_raised_step() {
     let subject = Subject::demo();
     let most = |step_tokens| {
         let limits = Limits { sequences: Some(20_000), step_tokens, ..Limits::default() };

@@ -271,7 +271,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn every_model_ends_and_everyone_is_answered(
+    fn every_model_ends_and_every_caller_is_answered(
         happened in prop::collection::vec(events(), 0..80),
         makes_room in any::<bool>(),
     ) {
@@ -294,7 +294,7 @@ proptest! {
     }
 
     #[test]
-    fn every_model_that_is_to_wake_up_does_or_says_that_it_could_not(
+    fn every_requested_wake_succeeds_or_reports_a_failure(
         happened in prop::collection::vec(events(), 0..80),
         makes_room in any::<bool>(),
     ) {

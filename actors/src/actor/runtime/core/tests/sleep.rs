@@ -88,7 +88,7 @@ fn in_turn() -> Bed {
 }
 
 #[test]
-fn a_model_sleeps_once_its_requests_have_ended_and_wakes_for_the_next() {
+fn a_model_sleeps_after_draining_and_wakes_for_a_request() {
     let mut bed = serving();
     assert_eq!(bed.woken("demo", 0), ["demo is awake for None after 0ns"]);
     assert_eq!(bed.sleep("demo", 0, "first"), ["demo falls asleep within Some(1s)"]);
@@ -117,7 +117,7 @@ fn a_model_whose_requests_run_too_long_stays_awake() {
 }
 
 #[test]
-fn who_asks_for_a_deeper_sleep_meanwhile_gets_it() {
+fn a_deeper_sleep_requested_while_falling_asleep_is_carried_out() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "first");
@@ -132,7 +132,7 @@ fn who_asks_for_a_deeper_sleep_meanwhile_gets_it() {
 }
 
 #[test]
-fn a_request_to_a_model_that_falls_asleep_wakes_it_right_after() {
+fn a_request_during_falling_asleep_wakes_the_model_afterwards() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "user");
@@ -148,7 +148,7 @@ fn a_request_to_a_model_that_falls_asleep_wakes_it_right_after() {
 }
 
 #[test]
-fn a_wake_that_fails_is_told_and_the_model_sleeps_on() {
+fn a_failed_wake_is_reported_and_the_model_stays_asleep() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "user");
@@ -165,7 +165,7 @@ fn a_wake_that_fails_is_told_and_the_model_sleeps_on() {
 }
 
 #[test]
-fn a_model_that_ends_while_it_lies_down_ends_after_that() {
+fn an_unload_during_a_suspend_ends_the_model_afterwards() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "sleeper");
@@ -183,7 +183,7 @@ fn a_model_that_ends_while_it_lies_down_ends_after_that() {
 }
 
 #[test]
-fn an_idle_model_falls_asleep_after_its_time_and_no_sooner() {
+fn an_idle_model_falls_asleep_only_after_its_idle_time() {
     let mut bed = serving();
     assert!(bed.look(&[("demo", Some(90))]).is_empty(), "the engine has not started");
     bed.woken("demo", 0);
@@ -193,7 +193,7 @@ fn an_idle_model_falls_asleep_after_its_time_and_no_sooner() {
 }
 
 #[test]
-fn a_load_without_room_puts_the_model_to_sleep_that_was_used_longest_ago() {
+fn a_wake_without_memory_suspends_the_least_recently_used_model() {
     let mut bed = in_turn();
     bed.load("third");
     bed.woken("third", 3);
@@ -206,7 +206,7 @@ fn a_load_without_room_puts_the_model_to_sleep_that_was_used_longest_ago() {
 }
 
 #[test]
-fn one_reply_that_does_not_end_keeps_neither_its_model_nor_those_that_wait_for_room() {
+fn an_endless_reply_does_not_block_models_waiting_for_memory() {
     let mut bed = in_turn();
     bed.load("third");
     bed.woken("third", 3);
@@ -234,7 +234,7 @@ fn one_reply_that_does_not_end_keeps_neither_its_model_nor_those_that_wait_for_r
 }
 
 #[test]
-fn who_asks_a_model_to_sleep_that_waits_for_room_hears_of_it_after_it_was_awake() {
+fn a_sleep_request_to_a_waking_model_is_delayed() {
     let mut bed = in_turn();
     bed.wake("demo", 0);
     assert_eq!(bed.not_woken("demo", true), ["demo lies down"]);
@@ -250,7 +250,7 @@ fn who_asks_a_model_to_sleep_that_waits_for_room_hears_of_it_after_it_was_awake(
 }
 
 #[test]
-fn busy_models_have_their_turns_and_no_request_sends_them_back_and_forth() {
+fn busy_models_take_turns_of_a_minimum_length() {
     let mut bed = in_turn();
     bed.wake("demo", 0);
     bed.not_woken("demo", true);
@@ -279,7 +279,7 @@ fn busy_models_have_their_turns_and_no_request_sends_them_back_and_forth() {
 }
 
 #[test]
-fn what_no_other_makes_room_for_fails_and_what_nobody_awaits_sleeps_on() {
+fn a_wake_that_no_model_can_make_room_for_fails() {
     let mut bed = in_turn();
     bed.wake("demo", 0);
     assert_eq!(
@@ -311,7 +311,7 @@ fn what_no_other_makes_room_for_fails_and_what_nobody_awaits_sleeps_on() {
 }
 
 #[test]
-fn models_that_sleep_do_so_on_the_next_device_and_those_that_wake_start_there() {
+fn sleeping_and_waking_models_move_to_the_next_device() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "user");

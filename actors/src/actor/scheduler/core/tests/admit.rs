@@ -36,7 +36,7 @@ fn until_first_token(bed: &mut Bed, id: u64, mut between: impl FnMut(&mut Bed, u
 }
 
 #[test]
-fn small_requests_pass_one_that_does_not_fit_yet() {
+fn small_requests_overtake_one_that_does_not_fit_yet() {
     let mut bed = Bed::new(limits(8, 400, 24));
     bed.admit(sequence(1, 150, 50)).stepped(5);
     bed.admit(sequence(2, 250, 50)).admit(sequence(3, 20, 10));
@@ -66,7 +66,7 @@ fn a_large_request_is_not_starved_by_small_ones() {
 }
 
 #[test]
-fn none_overtakes_a_sequence_that_lost_its_blocks() {
+fn no_sequence_overtakes_a_preempted_one() {
     let mut bed = Bed::new(limits(4, 64, 4));
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 15, 40)).admit(sequence(3, 15, 40)).stepped(5);
@@ -79,7 +79,7 @@ fn none_overtakes_a_sequence_that_lost_its_blocks() {
 }
 
 #[test]
-fn a_prefix_that_another_sequence_holds_counts_once() {
+fn a_prefix_shared_with_a_running_sequence_counts_once() {
     // Two prompts of 97 tokens take 14 blocks, or 8 with a common beginning.
     let admitted = |second: NewSequence| {
         let mut bed = Bed::new(limits(4, 200, 12));
@@ -91,7 +91,7 @@ fn a_prefix_that_another_sequence_holds_counts_once() {
 }
 
 #[test]
-fn a_pool_is_filled_beyond_half_where_replies_end_long_before_their_limit() {
+fn known_short_replies_let_admission_exceed_half_the_pool() {
     // There are 64 blocks. A sequence with a reply of 22 tokens takes 5 blocks in the end, and a
     // sequence with a reply of 400 tokens takes 28.
     let at_once = |known: u64| {
@@ -112,7 +112,7 @@ fn a_pool_is_filled_beyond_half_where_replies_end_long_before_their_limit() {
 }
 
 #[test]
-fn predictions_are_compared_with_replies() {
+fn prediction_errors_of_reply_lengths_are_recorded() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(sequence(1, 3, 20)).stepped(5).stepped(5).stepped(STOP);
     assert_eq!(bed.scheduler.take_prediction_errors(), [17], "without a prediction, the limit is expected");
@@ -124,7 +124,7 @@ fn predictions_are_compared_with_replies() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn no_sequence_loses_its_blocks_more_than_twice_but_by_shrinks(
+    fn no_sequence_is_preempted_more_than_twice_except_by_shrinks(
         requests in proptest::collection::vec((0usize..6, 1usize..40, 1usize..60, proptest::option::weighted(0.3, 0usize..99)), 2..20),
         blocks in 7usize..12,
         looks_ahead in any::<bool>(),
@@ -172,7 +172,7 @@ proptest! {
 }
 
 #[test]
-fn samples_of_one_prompt_are_admitted_where_strangers_would_wait() {
+fn samples_of_one_prompt_are_admitted_where_unrelated_prompts_wait() {
     // The pool holds one prompt of 96 tokens and four replies, but not two prompts.
     let run = |group: Option<u64>| {
         let mut bed = Bed::new(limits(8, 128, 14));

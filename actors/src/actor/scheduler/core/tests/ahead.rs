@@ -52,7 +52,7 @@ fn formed(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 }
 
 #[test]
-fn the_next_step_is_planned_with_a_token_still_unchosen() {
+fn a_step_is_planned_before_its_input_token_is_chosen() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 20, 9));
     assert_eq!(bed.running.len(), 2, "the prompt step and the next step are running");
@@ -100,7 +100,7 @@ fn a_step_that_ends_early_ends_the_burst_wait() {
 }
 
 #[test]
-fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
+fn a_step_ahead_mixes_unseen_and_known_tokens() {
     let mut bed = Bed::ahead(limits(3, 12, 32));
     bed.admit(sequence(1, 4, 9));
     bed.admit(sequence(2, 4, 9)).admit(sequence(3, 30, 9)).stepped(5);
@@ -120,7 +120,7 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
 }
 
 #[test]
-fn an_ending_token_wastes_its_share_of_the_running_step() {
+fn a_stop_token_discards_the_sequences_running_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 15, 9)).stepped(7).stepped(STOP);
     assert_eq!(bed.recorded(), [token(1, 7), finished(1, Finish::Stop(STOP))], "the end is reported at once");
@@ -132,7 +132,7 @@ fn an_ending_token_wastes_its_share_of_the_running_step() {
 }
 
 #[test]
-fn an_end_known_in_advance_wastes_no_step() {
+fn a_length_limit_known_in_advance_wastes_no_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 2));
     bed.stepped(7);
@@ -143,7 +143,7 @@ fn an_end_known_in_advance_wastes_no_step() {
 }
 
 #[test]
-fn a_sequence_that_ends_outside_the_running_step_is_released_at_once() {
+fn a_sequence_outside_the_running_step_is_released_at_once() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 3)).admit(sequence(2, 3, 9)).stepped(5).stepped(6);
     assert_eq!((bed.wanted_at(0), bed.wanted_at(1)), (vec![1, 2], vec![2]));
@@ -154,7 +154,7 @@ fn a_sequence_that_ends_outside_the_running_step_is_released_at_once() {
 }
 
 #[test]
-fn a_draw_names_the_unseen_token_before_it() {
+fn a_sampled_row_names_the_unseen_token_before_it() {
     let mut bed = Bed::ahead(limits(3, 64, 16));
     bed.admit(drawn(1, 12, 4)).admit(sequence(2, 3, 9)).stepped(5);
     let rows = |bed: &Bed, place: usize| -> Vec<_> {
@@ -196,7 +196,7 @@ fn a_sequence_whose_tokens_the_host_needs_is_never_planned_ahead() {
 }
 
 #[test]
-fn few_host_seen_sequences_run_every_other_step_and_delay_none() {
+fn a_few_grammar_sequences_alternate_steps_without_delaying_other_sequences() {
     let mut bed = Bed::ahead(limits(16, 64, 64));
     bed.admit(formed(0, 2, 30));
     (1..16).for_each(|id| _ = bed.admit(sequence(id, 2, 30)));
@@ -229,7 +229,7 @@ fn a_cancelled_sequence_is_released_after_its_last_step() {
 }
 
 #[test]
-fn a_cancelled_sequence_is_given_no_more_work() {
+fn a_cancelled_sequence_is_not_planned_again() {
     let mut bed = Bed::ahead(limits(2, 64, 16));
     bed.is_hasty = false;
     bed.admit(sequence(1, 200, 9)).admit(sequence(2, 3, 9)).cancel(1);
@@ -246,7 +246,7 @@ fn a_cancelled_sequence_is_given_no_more_work() {
 }
 
 #[test]
-fn a_row_of_nans_ends_its_sequence_despite_a_begun_step() {
+fn a_nan_row_ends_its_sequence_despite_a_planned_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(alike(1, 32, 9)).broke();
     assert_eq!(bed.recorded(), [finished(1, Finish::Broken)]);

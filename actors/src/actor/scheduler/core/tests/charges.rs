@@ -33,7 +33,7 @@ fn busy() -> Bed {
 }
 
 #[test]
-fn a_sequence_that_leaves_before_its_first_step_is_charged_for_nothing() {
+fn a_sequence_cancelled_before_its_first_step_is_not_charged() {
     let mut bed = busy();
     let queue = Some(Duration::from_millis(5));
     let late = NewSequence {
@@ -56,7 +56,7 @@ fn a_sequence_that_leaves_before_its_first_step_is_charged_for_nothing() {
 }
 
 #[test]
-fn a_prompt_is_charged_once_though_a_shrink_takes_its_blocks_before_the_first_token() {
+fn a_prompt_preempted_by_a_shrink_is_charged_once() {
     let mut bed = Bed::new(limits(4, 16, 8));
     bed.admit(of_tenant("b", sequence(1, 3, 1))).stepped(5);
     bed.admit(of_tenant("a", sequence(2, 40, 1))).stepped(5);
@@ -185,7 +185,7 @@ impl Account {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn tenants_are_charged_once_for_what_was_computed_for_them(
+    fn tenants_are_charged_once_for_their_computed_tokens(
         requests in proptest::collection::vec(drawn(), 2..30),
         // The largest request needs 7 blocks.
         blocks in 8usize..14,

@@ -63,7 +63,11 @@ fn a_sequence_with_drafts_is_not_planned_ahead() {
     bed.chose(&[&[9]]);
     assert_eq!((bed.drafted(), bed.running.len()), (vec![vec![10, 7, 8]], 1), "the step with drafts is not followed");
     bed.chose(&[&[11]]);
-    assert_eq!((bed.drafted(), bed.running.len()), (vec![vec![]], 2), "nothing follows a new token");
+    assert_eq!(
+        (bed.drafted(), bed.running.len()),
+        (vec![vec![]], 2),
+        "a token that did not occur before has no drafts"
+    );
 }
 
 #[test]
@@ -74,20 +78,20 @@ fn rejected_drafts_are_withheld_for_some_steps() {
     for _ in 0..9 {
         let drafts = bed.drafted()[0].len();
         steps.push(drafts);
-        // The same token again, or after it the other one.
+        // The host chooses a token that differs from the draft.
         bed.chose(&[&[if drafts > 0 && bed.drafted()[0][0] == 7 { 8 } else { 7 }]]);
     }
     assert_eq!(steps, [2, 0, 2, 0, 0, 2, 0, 0, 0]);
 }
 
 #[test]
-fn no_sequence_loses_blocks_for_drafts_and_rejected_ones_hold_none() {
+fn drafts_preempt_no_sequence_and_rejected_drafts_hold_no_blocks() {
     let prompt: Vec<u32> = (0..15).map(|at| 5 + at % 5).collect();
     let mut bed = Bed::new(drafting(4, 128, 4, 20));
     // Replies have been short so far, so that two sequences are admitted.
     bed.admit(sequence(9, 2, 9)).admit(quoting(1, &prompt, 30)).admit(quoting(2, &prompt, 30)).stepped(STOP);
     bed.chose(&[&[5], &[5]]);
-    assert_eq!(bed.drafted(), [vec![0; 0], vec![]], "the drafts of both would take two blocks each");
+    assert_eq!(bed.drafted(), [vec![0; 0], vec![]], "drafts of both sequences would need more blocks than are free");
     assert_eq!(bed.scheduler.preemptions(), Preemptions::default());
     assert_eq!(bed.scheduler.kv().usage(), KvUse { blocks: 4, held: 2, cached: 0 });
     bed.cancel(2).chose(&[&[6], &[6]]);
@@ -167,7 +171,7 @@ impl Bed {
 }
 
 #[test]
-fn each_step_of_a_draft_head_proposes_the_drafts_of_the_next() {
+fn a_draft_head_proposes_the_drafts_of_the_next_step() {
     let mut bed = with_head(2, drafting(2, 64, 8, 3));
     bed.admit(headed(1, &[7, 8, 9], 20));
     assert_eq!(bed.running.len(), 1, "drafts are expected, so the next step waits");
@@ -189,7 +193,7 @@ fn each_step_of_a_draft_head_proposes_the_drafts_of_the_next() {
 }
 
 #[test]
-fn the_draft_head_reads_the_token_after_a_chunk_and_its_picture() {
+fn the_draft_head_reads_the_token_after_a_chunks_end() {
     let mut bed = with_head(2, drafting(2, 16, 8, 1));
     let content = ContentSpan { tokens: 10..30, hash: PictureHash([1; 32]) };
     let prompt: Vec<u32> = (100..140).collect();
@@ -203,7 +207,7 @@ fn the_draft_head_reads_the_token_after_a_chunk_and_its_picture() {
 }
 
 #[test]
-fn blocks_for_further_drafts_are_given_back() {
+fn blocks_reserved_for_further_drafts_are_released() {
     let prompt: Vec<u32> = (0..15).collect();
     let mut bed = with_head(2, drafting(1, 64, 3, 8));
     bed.admit(headed(1, &prompt, 30));
@@ -221,11 +225,11 @@ fn blocks_for_further_drafts_are_given_back() {
 }
 
 #[test]
-fn a_draft_head_runs_in_steps_without_drafts_too() {
+fn a_draft_head_also_runs_in_steps_without_drafts() {
     // 65 sequences decode, so that none has drafts and steps are planned ahead.
     let mut bed = with_head(2, drafting(65, 256, 400, 1));
     (1..=65).for_each(|id| drop(bed.admit(headed(id, &[7, 8], 20)).recorded()));
-    // Until then, fewer sequences have drafts.
+    // While fewer than 65 sequences decode, they have drafts.
     for _ in 0..4 {
         let tokens = vec![&[9][..]; bed.running[0].rows.len()];
         bed.chose_and_drafted(&tokens, &vec![&[4][..]; tokens.len()]);
@@ -265,10 +269,10 @@ fn placeholders_of_pictures_are_never_drafted() {
     let mut bed = Bed::new(drafting(1, 64, 8, 4));
     bed.admit(NewSequence { pictures, ..quoting(1, &[7, 8, 999, 999, 9, 7], 20) }).chose(&[&[6]]);
     bed.chose(&[&[7]]);
-    assert_eq!(bed.drafted(), [vec![6, 7, 6, 7]], "the later occurrence counts");
+    assert_eq!(bed.drafted(), [vec![6, 7, 6, 7]], "the later occurrence of the token is used");
     let content = ContentSpan { tokens: 1..3, hash: PictureHash([1; 32]) };
     let pictures = vec![Placeholder { content, cache_rows: [0, 1].into() }];
     let mut bed = Bed::new(drafting(1, 64, 8, 4));
     bed.admit(NewSequence { pictures, ..quoting(1, &[7, 999, 999, 9], 20) }).chose(&[&[7]]);
-    assert_eq!(bed.drafted(), [vec![0; 0]], "a picture followed");
+    assert_eq!(bed.drafted(), [vec![0; 0]], "the repeated token was followed by a picture");
 }

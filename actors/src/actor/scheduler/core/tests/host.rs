@@ -52,7 +52,7 @@ fn again(id: u64) -> NewSequence {
 }
 
 #[test]
-fn a_prefix_that_was_pushed_out_is_fetched_and_not_computed() {
+fn an_evicted_prefix_is_fetched_from_the_host_not_recomputed() {
     let mut bed = pushed_out(4);
     bed.admit(again(3));
     assert!(bed.running.is_empty(), "the sequence waits until its blocks are copied back");
@@ -65,7 +65,7 @@ fn a_prefix_that_was_pushed_out_is_fetched_and_not_computed() {
 }
 
 #[test]
-fn others_run_while_a_sequence_is_fetched_and_it_joins_them() {
+fn other_sequences_run_while_one_sequence_is_fetched() {
     let mut bed = Bed::of(SchedulerCore::new(limits(4, 64, 6)).with_host(64, CopyCosts::default()), 2);
     bed.admit(sequence(1, 40, 1)).stepped(5);
     bed.admit(sequence(2, 92, 1)).stepped(5);
@@ -85,7 +85,7 @@ fn others_run_while_a_sequence_is_fetched_and_it_joins_them() {
 }
 
 #[test]
-fn a_second_sequence_waits_for_what_another_is_fetching_and_finds_it() {
+fn two_sequences_with_one_prefix_share_its_fetch() {
     let mut bed = pushed_out(8);
     bed.admit(again(3)).admit(NewSequence { tokens_max: 1, ..again(4) });
     assert_eq!(copied(&mut bed).1, 2, "both sequences share one copy");
@@ -95,7 +95,7 @@ fn a_second_sequence_waits_for_what_another_is_fetching_and_finds_it() {
 }
 
 #[test]
-fn a_cancelled_sequence_keeps_its_blocks_until_the_copy_has_ended() {
+fn a_cancelled_sequence_keeps_its_blocks_until_its_copy_ends() {
     let mut bed = pushed_out(4);
     bed.admit(again(3)).cancel(3);
     assert!(
@@ -134,7 +134,7 @@ fn nothing_is_fetched_for_a_cancelled_sequence() {
 }
 
 #[test]
-fn a_pool_shrinks_only_after_the_copies_under_way() {
+fn a_pool_shrink_waits_for_running_copies() {
     let mut bed = pushed_out(4);
     bed.admit(again(3));
     bed.recorded();
@@ -145,7 +145,7 @@ fn a_pool_shrinks_only_after_the_copies_under_way() {
 }
 
 #[test]
-fn what_a_shrinking_pool_gives_up_goes_to_the_host_first() {
+fn a_shrink_copies_removed_blocks_to_the_host_first() {
     let mut bed = bed(limits(4, 64, 8));
     bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
     bed.recorded();
@@ -164,7 +164,7 @@ fn what_a_shrinking_pool_gives_up_goes_to_the_host_first() {
 }
 
 #[test]
-fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
+fn a_preempted_sequence_is_copied_back_without_recomputing_its_prompt() {
     let mut bed = bed(limits(4, 64, 6));
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 17, 70)).admit(sequence(3, 17, 70)).stepped(5).stepped(5);
@@ -192,7 +192,7 @@ fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
 }
 
 #[test]
-fn a_prefix_is_computed_where_copies_take_longer() {
+fn a_prefix_is_recomputed_when_copying_takes_longer() {
     use crate::pace::{MeasuredCosts, MeasuredStep, StepCosts, StepWork};
     let step = |prompt_tokens, decoding| MeasuredStep {
         work: StepWork { prompt_tokens, decoding, ..StepWork::default() },

@@ -87,7 +87,7 @@ fn prompts_without_running_replies_take_the_whole_step() {
 }
 
 #[test]
-fn a_prompt_beside_a_reply_takes_what_the_interval_allows() {
+fn a_prompt_chunk_keeps_the_promised_interval_of_running_replies() {
     let mut bed = bed(20_000, 4000);
     bed.admit(sequence(1, 10, 50)).stepped(5);
     bed.admit(sequence(2, 3900, 2)).stepped(5);
@@ -110,7 +110,7 @@ fn a_prompt_beside_a_reply_takes_what_the_interval_allows() {
 }
 
 #[test]
-fn the_oldest_prompt_gets_half_and_the_shortest_the_rest() {
+fn the_oldest_prompt_gets_half_and_shortest_prompts_the_rest() {
     let mut bed = bed(12_000, 4000);
     bed.admit(sequence(1, 10, 50)).stepped(5);
     bed.admit(sequence(2, 2000, 2)).admit(sequence(3, 900, 2)).admit(sequence(4, 40, 2)).stepped(5);
@@ -121,7 +121,7 @@ fn the_oldest_prompt_gets_half_and_the_shortest_the_rest() {
 }
 
 #[test]
-fn a_prompt_moves_on_however_short_the_interval_is() {
+fn a_prompt_progresses_even_with_an_impossibly_short_interval() {
     let mut bed = bed(4500, 4000);
     bed.admit(sequence(1, 10, 50)).stepped(5);
     bed.admit(sequence(2, 100, 2)).stepped(5);
@@ -135,7 +135,7 @@ fn a_prompt_moves_on_however_short_the_interval_is() {
 }
 
 #[test]
-fn slower_steps_beside_pictures_are_learned() {
+fn the_pace_learns_slower_steps_during_picture_encoding() {
     let chunk_after = |encodes: bool, slower: u64| {
         let mut bed = bed(20_000, 4000);
         bed.admit(sequence(1, 10, 5000)).stepped(5);
@@ -373,7 +373,7 @@ const LIMITS: Limits = Limits { sequences: 256, step_tokens: 8448, draft_tokens:
 const PROMISE: u64 = 33_000;
 
 #[test]
-fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
+fn a_mixed_load_keeps_the_interval_and_early_first_tokens() {
     // At 20 requests per second, encoder batches begin in the middle of many steps that were
     // planned without them, so the 99th percentile of the intervals is 33.2 ms.
     for (seed, a_second, promise) in [(1, 12, PROMISE), (2, 16, PROMISE), (3, 20, PROMISE + PROMISE / 50)] {
@@ -396,7 +396,7 @@ fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
 }
 
 #[test]
-fn a_device_slower_than_its_profile_is_learned() {
+fn the_pace_learns_a_device_slower_than_its_profile() {
     let slower = Device { step: LARGE.step * 2, sequence: LARGE.sequence * 2, token: LARGE.token * 2, ..LARGE };
     let requests = mix(4, 6);
     let run = Arrivals::new(slower, LARGE.pace(PROMISE), LIMITS, 4).play(&requests);

@@ -20,7 +20,7 @@ fn read_and_past(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
 }
 
 #[test]
-fn pictures_are_held_until_a_step_holds_the_last() {
+fn a_picture_is_held_until_its_last_token_is_computed() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = shown(1, 34, 3, 2..4);
     spec.pictures.extend(shown(1, 34, 3, 12..16).pictures);
@@ -37,7 +37,7 @@ fn pictures_are_held_until_a_step_holds_the_last() {
 }
 
 #[test]
-fn a_picture_over_the_border_of_chunks_is_held_for_the_second_of_them() {
+fn a_picture_in_two_chunks_is_held_for_both() {
     let mut bed = Bed::new(limits(1, 10, 8));
     bed.admit(shown(1, 34, 3, 2..24)).stepped(5);
     assert_eq!(read_and_past(&bed), (vec![1], vec![]), "the step reads 20 of the picture's 24 tokens");
@@ -46,7 +46,7 @@ fn a_picture_over_the_border_of_chunks_is_held_for_the_second_of_them() {
 }
 
 #[test]
-fn a_step_ahead_holds_the_pictures_that_it_reads() {
+fn a_step_planned_ahead_holds_the_pictures_that_it_reads() {
     let mut bed = Bed::ahead(limits(1, 10, 8));
     bed.admit(shown(1, 24, 3, 4..14));
     let seen: Vec<_> = bed.running.iter().map(|plan| (plan.shown.read.len(), plan.shown.past.len())).collect();
@@ -54,7 +54,7 @@ fn a_step_ahead_holds_the_pictures_that_it_reads() {
 }
 
 #[test]
-fn a_sequence_with_computed_pictures_reads_none_and_releases_them() {
+fn a_sequence_with_cached_pictures_releases_them_without_reading() {
     let mut bed = Bed::new(limits(2, 64, 16));
     bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
     let mut again = shown(1, 40, 2, 2..30);
@@ -72,7 +72,7 @@ fn computed(id: u64, tokens: usize, tokens_max: usize, place: std::ops::Range<us
 }
 
 #[test]
-fn a_picture_that_blocks_hold_needs_no_rows() {
+fn a_picture_in_cached_blocks_needs_no_embedding_rows() {
     let mut bed = Bed::new(limits(2, 64, 16));
     bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
     bed.admit(computed(2, 40, 9, 2..30));
@@ -91,7 +91,7 @@ fn a_picture_that_blocks_hold_needs_no_rows() {
 }
 
 #[test]
-fn a_sequence_without_rows_whose_blocks_have_gone_comes_again_before_any_step() {
+fn evicted_blocks_readmit_a_sequence_without_picture_rows() {
     let mut bed = Bed::new(limits(2, 64, 4));
     bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
     // Sequence 3 takes the blocks while sequence 4 waits for its turn.

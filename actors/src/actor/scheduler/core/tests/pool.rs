@@ -14,7 +14,7 @@ fn two_of_three_blocks(mut bed: Bed) -> Bed {
 }
 
 #[test]
-fn only_holders_of_the_tail_are_recomputed() {
+fn a_pool_shrink_recomputes_only_holders_of_removed_blocks() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
     assert_eq!(bed.recorded(), [], "the resize waits for the running step");
@@ -51,7 +51,7 @@ fn a_pending_pool_shrink_stops_planning() {
 }
 
 #[test]
-fn an_idle_pool_shrinks_at_once_and_forgets_unheld_blocks() {
+fn an_idle_pool_shrinks_at_once_and_drops_cached_blocks() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 40, 1)).stepped(5);
     bed.recorded();
@@ -75,7 +75,7 @@ fn a_larger_pool_admits_sequences_waiting_for_blocks() {
 }
 
 #[test]
-fn a_resize_to_as_many_blocks_makes_no_room_for_a_step_ahead() {
+fn a_resize_to_the_same_size_plans_no_step() {
     let mut bed = Bed::ahead(limits(4, 64, 4));
     // Both sequences were expected to be short.
     bed.scheduler.running.extend([1, 2].map(|id| (SequenceId(id), Sequence::new(sequence(id, 15, 40)))));
@@ -93,7 +93,7 @@ fn a_resize_to_as_many_blocks_makes_no_room_for_a_step_ahead() {
 }
 
 #[test]
-fn a_cancelled_holder_of_the_tail_is_dropped() {
+fn a_cancelled_holder_of_removed_blocks_is_dropped() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     bed.cancel(2);
     resize(&mut bed, 4);
@@ -114,7 +114,7 @@ fn a_withdrawn_pool_shrink_is_answered_and_steps_continue() {
 }
 
 #[test]
-fn a_sequence_losing_its_tail_after_its_pictures_returns() {
+fn a_shrink_readmits_a_sequence_whose_pictures_were_released() {
     let mut bed = Bed::new(limits(2, 64, 8));
     let place =
         Placeholder { cache_rows: [0, 1, 2].into(), content: ContentSpan { tokens: 1..4, hash: PictureHash([1; 32]) } };
@@ -128,7 +128,7 @@ fn a_sequence_losing_its_tail_after_its_pictures_returns() {
 }
 
 #[test]
-fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
+fn a_cancellation_during_a_shrink_disturbs_no_other_sequence() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
     let plan = bed.running.pop_front().expect("a step is under way");
@@ -145,7 +145,7 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
 
 /// Sequence 2 has lost its blocks to a shrink. The small sequence 3 would fit, but must wait.
 #[test]
-fn a_victim_of_a_shrink_is_not_passed_by_new_ones() {
+fn new_sequences_do_not_overtake_one_preempted_by_shrinking() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 5);
     bed.stepped(6).admit(sequence(3, 4, 2)).stepped(6);
@@ -155,7 +155,7 @@ fn a_victim_of_a_shrink_is_not_passed_by_new_ones() {
 }
 
 #[test]
-fn shrinks_make_no_sequence_keep_its_blocks() {
+fn preemptions_by_shrinks_do_not_protect_a_sequence() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 12)));
     for blocks in [4, 12, 4, 12] {
         resize(&mut bed, blocks);
@@ -166,7 +166,7 @@ fn shrinks_make_no_sequence_keep_its_blocks() {
 }
 
 #[test]
-fn those_that_are_kept_are_vacated_last_and_others_by_urgency() {
+fn a_shrink_preempts_by_urgency_and_protected_sequences_last() {
     let mut bed = Bed::new(limits(8, 200, 24));
     for (id, priority) in [(1, 0), (2, 1), (3, 0), (4, 0)] {
         let scheduling_params = SchedulingParams { priority, ..SchedulingParams::default() };

@@ -40,7 +40,7 @@ impl Bed {
 }
 
 #[test]
-fn the_most_urgent_that_waits_is_next_and_equals_come_by_age() {
+fn waiting_sequences_are_admitted_by_priority_then_age() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(urgent(1, i32::MIN, 3, 1));
     for (id, priority) in [(2, 0), (3, 5), (4, -1), (5, 0), (6, -1)] {
@@ -51,7 +51,7 @@ fn the_most_urgent_that_waits_is_next_and_equals_come_by_age() {
 }
 
 #[test]
-fn every_eighth_admission_is_the_oldests_however_urgent_others_are() {
+fn every_eighth_admission_is_the_oldest_sequence_regardless_of_priority() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(urgent(1, -2, 3, 1)).admit(urgent(2, 9, 3, 1)).admit(urgent(3, 8, 3, 1));
     (4..40).for_each(|id| _ = bed.admit(urgent(id, -1, 3, 1)));
@@ -65,7 +65,7 @@ fn every_eighth_admission_is_the_oldests_however_urgent_others_are() {
 }
 
 #[test]
-fn an_urgent_sequence_takes_the_place_of_the_least_urgent_that_runs() {
+fn an_urgent_sequence_preempts_the_least_urgent_running_one() {
     let mut bed = Bed::new(limits(2, 64, 16));
     bed.admit(urgent(1, 3, 3, 9)).admit(urgent(2, 0, 3, 9)).stepped(5);
     bed.admit(urgent(3, 0, 3, 2)).stepped(5);
@@ -78,7 +78,7 @@ fn an_urgent_sequence_takes_the_place_of_the_least_urgent_that_runs() {
 }
 
 #[test]
-fn only_as_many_make_way_as_must_and_none_in_vain() {
+fn an_urgent_sequence_preempts_the_fewest_sequences_that_suffice() {
     // By prediction, three sequences of four blocks and one sequence of three blocks run in 16
     // blocks.
     let waiting = |priority, prompt| {
@@ -99,7 +99,7 @@ fn only_as_many_make_way_as_must_and_none_in_vain() {
 }
 
 #[test]
-fn a_sequence_makes_way_twice_and_then_keeps_its_place() {
+fn a_sequence_is_preempted_for_priority_at_most_twice() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(urgent(1, 5, 3, 40)).stepped(5);
     for id in 2..=4 {
@@ -114,7 +114,7 @@ fn a_sequence_makes_way_twice_and_then_keeps_its_place() {
 }
 
 #[test]
-fn none_makes_way_while_a_step_runs() {
+fn no_sequence_is_preempted_for_priority_during_a_step() {
     let mut bed = Bed::ahead(limits(1, 64, 8));
     bed.admit(urgent(1, 5, 3, 40));
     assert_eq!(bed.running.len(), 2, "the next step is planned ahead");
@@ -152,7 +152,7 @@ fn late(id: u64, deadline: Deadline) -> Effect {
 }
 
 #[test]
-fn a_sequence_that_waited_too_long_goes_before_it_takes_a_block() {
+fn a_sequence_past_its_queue_deadline_is_dropped_before_admission() {
     let mut bed = Bed::new(limits(1, 64, 8));
     let queue = |left| Deadlines { queue: milliseconds(left), ..Deadlines::default() };
     bed.at(1000).admit(sequence(1, 3, 2)).admit(until(2, 3, queue(50))).admit(until(3, 3, queue(51)));
@@ -169,7 +169,7 @@ fn a_sequence_that_waited_too_long_goes_before_it_takes_a_block() {
 }
 
 #[test]
-fn a_deadline_of_the_queue_is_met_for_good_though_blocks_are_lost() {
+fn a_met_queue_deadline_does_not_apply_after_preemption() {
     let mut bed = Bed::new(limits(1, 64, 8));
     let left = Deadlines { queue: milliseconds(10), ..Deadlines::default() };
     let spec = until(1, 3, left);
@@ -185,7 +185,7 @@ fn a_deadline_of_the_queue_is_met_for_good_though_blocks_are_lost() {
 }
 
 #[test]
-fn a_first_token_that_could_not_come_in_time_is_not_begun() {
+fn a_sequence_that_cannot_meet_its_deadline_is_not_begun() {
     let work = |prompt: usize, decoding: usize| {
         let mut work = StepWork::default();
         work.add_prompt(0, prompt);
@@ -235,7 +235,7 @@ fn calm_beside_busy(weights: Option<TenantWeights>) -> usize {
 }
 
 #[test]
-fn tenants_that_wait_share_by_weight_and_absence_earns_nothing() {
+fn waiting_tenants_share_steps_by_weight_without_credit_for_absence() {
     assert!(
         (9..=11).contains(&calm_beside_busy(None)),
         "calm gets half of the steps, although it sent no requests before"
@@ -247,7 +247,7 @@ fn tenants_that_wait_share_by_weight_and_absence_earns_nothing() {
 }
 
 #[test]
-fn a_tenants_urgent_request_is_before_anothers_fair_share() {
+fn an_urgent_request_precedes_another_tenants_fair_share() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(of_tenant(1, "busy", 20, 9)).admit(of_tenant(2, "calm", 20, 1));
     let scheduling_params =
@@ -259,7 +259,7 @@ fn a_tenants_urgent_request_is_before_anothers_fair_share() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
     #[test]
-    fn tenants_that_wait_were_given_alike_within_a_bound(
+    fn counters_of_waiting_tenants_differ_within_a_bound(
         requests in proptest::collection::vec((0usize..3, 1usize..40, 1usize..20), 20..60),
         sequences in 1usize..4,
         looks_ahead in any::<bool>(),
@@ -423,7 +423,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn every_sequence_ends_and_none_is_passed_or_preempted_for_good(
+    fn every_sequence_ends_without_starvation(
         requests in proptest::collection::vec(drawn(), 2..60),
         // The largest request needs 8 blocks.
         blocks in 9usize..14,

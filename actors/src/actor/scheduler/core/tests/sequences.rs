@@ -3,13 +3,13 @@
 use super::*;
 
 #[test]
-fn a_sequence_that_is_printed_shows_counts_and_no_tokens() {
+fn the_debug_output_of_a_sequence_shows_no_tokens() {
     let returning = NewSequence { produced: 2, ..sequence(7, 5, 9) };
     assert_eq!(format!("{returning:?}"), "NewSequence(sequence 7, 5 tokens, 2 of 9 produced)");
 }
 
 #[test]
-fn samples_share_whole_blocks_but_never_a_prompts_last_token() {
+fn samples_share_whole_prompt_blocks_before_the_last_token() {
     let shared = |prompt| Sequence::new(sequence(1, prompt, 9)).shared_tokens();
     assert_eq!([1, 15, 16, 17, 32, 33].map(shared), [0, 0, 0, 16, 16, 32]);
 }
@@ -23,7 +23,7 @@ fn second_step_beside(second: NewSequence) -> (Vec<SequenceId>, Vec<usize>) {
 }
 
 #[test]
-fn only_a_sequence_with_one_produced_token_left_goes_before_older_prompts() {
+fn only_decoding_sequences_are_planned_before_older_prompts() {
     let first_alone = (vec![SequenceId(1)], vec![4]);
     assert_eq!(second_step_beside(sequence(2, 1, 9)), first_alone, "a short prompt limits the step like any prompt");
     let returning = |tokens| NewSequence { produced: 1, ..sequence(2, tokens, 9) };
@@ -31,7 +31,7 @@ fn only_a_sequence_with_one_produced_token_left_goes_before_older_prompts() {
 }
 
 #[test]
-fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
+fn a_recomputed_prompt_is_scored_only_where_unscored() {
     let mut scheduler = SchedulerCore::new(limits(4, 100, 8));
     let mut scored = Sequence::new(NewSequence { score_prompt: Some(3), ..sequence(1, 20, 9) });
     scored.launch(7, 0, None);
@@ -49,7 +49,7 @@ fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
 }
 
 #[test]
-fn a_sequence_that_may_produce_nothing_more_ends_with_its_next_token() {
+fn a_sequence_admitted_at_its_limit_ends_after_one_token() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(NewSequence { produced: 2, ..sequence(1, 5, 2) }).stepped(6);
     assert_eq!(bed.recorded(), [token(1, 6), finished(1, Finish::Length), released(&[1])]);

@@ -299,7 +299,7 @@ fn replies_take_no_snapshots_while_many_sequences_run() {
 }
 
 #[test]
-fn a_common_beginning_is_resumed_from_the_third_prompt_on() {
+fn a_common_prefix_is_resumed_from_the_third_prompt_on() {
     let mut story = Story::one_at_a_time(4, 256, 8);
     let system = prompt(1, 140);
     let ask = |story: &mut Story, id: u32| story.ask(u64::from(id), &after(&system, 100 + id, 200));
@@ -310,7 +310,7 @@ fn a_common_beginning_is_resumed_from_the_third_prompt_on() {
 }
 
 #[test]
-fn prompts_in_chunks_take_their_snapshots_wherever_the_chunks_end() {
+fn chunked_prompts_take_snapshots_for_any_chunk_size() {
     for step_tokens in [17, 64, 70, 100] {
         let scheduler = SchedulerCore::new(limits(2, step_tokens, 64)).without_look_ahead();
         let mut story = Story::new(scheduler, 6, 1);
@@ -320,76 +320,80 @@ fn prompts_in_chunks_take_their_snapshots_wherever_the_chunks_end() {
 }
 
 #[test]
-fn a_full_pool_evicts_the_snapshot_that_was_unused_longest() {
+fn a_full_pool_evicts_the_least_recently_used_snapshot() {
     let mut story = Story::one_at_a_time(2, 256, 4);
     for name in 1..=3 {
         story.ask(u64::from(name), &prompt(name, 100));
     }
     assert_eq!(story.usage(), StateUse { slots: 4, live: 0, snapshots: 3, on_host: 0 });
-    assert_eq!(story.ask(11, &prompt(1, 100)), 64, "this use is the latest");
+    assert_eq!(story.ask(11, &prompt(1, 100)), 64, "the first snapshot becomes the most recently used");
     // Two more snapshots need one more slot than is free.
     story.ask(4, &prompt(4, 100));
     story.ask(5, &prompt(5, 100));
     assert_eq!(story.ask(12, &prompt(1, 100)), 64);
-    assert_eq!(story.ask(13, &prompt(2, 100)), 0, "the second was unused longest");
+    assert_eq!(story.ask(13, &prompt(2, 100)), 0, "the second snapshot was the least recently used");
 }
 
 #[test]
-fn sequences_take_every_slot_when_all_of_them_run() {
+fn running_sequences_may_take_every_state_slot() {
     // As many slots as sequences, so that no snapshot is left while all of them run.
     let mut story = Story::one_at_a_time(3, 256, 3);
     story.ask(1, &prompt(1, 100));
     (2..=4).for_each(|id| story.admit(id, &prompt(1, 100), 5));
     story.run();
     story.run();
-    assert_eq!(story.usage().live, 3, "the last of them took over the slot of the snapshot");
+    assert_eq!(story.usage().live, 3, "the last sequence took the slot of the snapshot");
     story.run_all();
     assert_eq!(story.usage().live, 0);
 }
 
 #[test]
-fn a_snapshot_goes_when_its_block_goes() {
+fn a_snapshot_is_dropped_with_its_evicted_block() {
     let mut story = Story::one_at_a_time(2, 20, 6);
     assert_eq!(story.ask(1, &prompt(1, 200)), 0);
     assert_eq!(story.usage().snapshots, 1);
     assert_eq!(story.ask(2, &prompt(2, 300)), 0);
-    assert_eq!(story.ask(3, &prompt(1, 200)), 0, "its blocks were needed");
+    assert_eq!(story.ask(3, &prompt(1, 200)), 0, "the blocks of the snapshot were evicted");
     assert!(story.usage().snapshots <= 2, "{:?}", story.usage());
 }
 
 #[test]
-fn an_evicted_snapshot_comes_back_from_the_host() {
+fn an_evicted_snapshot_is_copied_back_from_the_host() {
     let scheduler = SchedulerCore::new(limits(2, STEP_TOKENS, 256)).without_look_ahead();
     let mut story = Story::new(scheduler.with_host(64, CopyCosts::default()), 3, 1).with_host();
     for name in 1..=5 {
         assert_eq!(story.ask(u64::from(name), &prompt(name, 100)), 0);
     }
     assert_eq!(story.usage(), StateUse { slots: 3, live: 0, snapshots: 2, on_host: 3 });
-    assert_eq!(story.ask(11, &prompt(1, 100)), 64, "its blocks are on the device, and its state was on the host");
+    assert_eq!(
+        story.ask(11, &prompt(1, 100)),
+        64,
+        "the blocks are on the device, and the state is fetched from the host"
+    );
     assert_eq!(story.moved[1], 1);
     assert_eq!(story.ask(12, &prompt(1, 100)), 64, "the snapshot is on the device again");
-    assert_eq!(story.moved[1], 1, "nothing was copied for the second time");
+    assert_eq!(story.moved[1], 1, "the state is not copied a second time");
 }
 
 #[test]
-fn a_snapshot_and_its_blocks_come_back_together() {
+fn a_snapshot_and_its_blocks_are_copied_back_together() {
     let scheduler = SchedulerCore::new(limits(2, STEP_TOKENS, 20)).without_look_ahead();
     let mut story = Story::new(scheduler.with_host(64, CopyCosts::default()), 2, 1).with_host();
     assert_eq!(story.ask(1, &prompt(1, 200)), 0);
-    assert_eq!(story.ask(2, &prompt(2, 300)), 0, "it takes the blocks and the slot of the first");
+    assert_eq!(story.ask(2, &prompt(2, 300)), 0, "the second prompt evicts the blocks and the snapshot of the first");
     assert_eq!(story.ask(3, &prompt(1, 200)), 192);
     assert_eq!(story.moved[1], 1);
 }
 
 #[test]
-fn a_snapshot_in_host_memory_goes_when_its_blocks_go() {
+fn a_snapshot_in_host_memory_is_dropped_with_its_blocks() {
     let scheduler = SchedulerCore::new(limits(2, STEP_TOKENS, 20)).without_look_ahead();
     // Host memory for fewer blocks than a prompt has.
     let mut story = Story::new(scheduler.with_host(4, CopyCosts::default()), 2, 1).with_host();
     for name in 1..=3 {
         assert_eq!(story.ask(u64::from(name), &prompt(name, 250)), 0);
     }
-    assert_eq!(story.ask(4, &prompt(1, 250)), 0, "its last blocks are lost");
+    assert_eq!(story.ask(4, &prompt(1, 250)), 0, "the last blocks of the first prompt are lost");
     assert!(story.usage().on_host <= 1, "{:?}", story.usage());
 }
 
@@ -454,7 +458,7 @@ fn a_reply_with_drafts_is_the_same_and_takes_fewer_steps() {
 }
 
 #[test]
-fn accepted_drafts_that_run_again_fit_in_the_smallest_steps() {
+fn repeated_accepted_drafts_fit_in_the_smallest_steps() {
     let limits = Limits { draft_tokens: 8, ..limits(4, 12, 64) };
     let mut story = Story::new(SchedulerCore::new(limits), 4, 2);
     (1..=4).for_each(|id| story.admit(id, &prompt(id as u32, 5), 200));
@@ -538,7 +542,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn every_step_resumes_from_the_state_of_its_own_tokens(events in events(), spare in 0usize..6) {
+    fn every_step_resumes_from_the_state_of_its_sequences_tokens(events in events(), spare in 0usize..6) {
         let scheduler = || SchedulerCore::new(limits(4, 150, 64));
         play(&events, scheduler().without_look_ahead(), 4 + spare, 1);
         play(&events, scheduler(), 4 + spare, 2);

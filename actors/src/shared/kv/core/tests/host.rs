@@ -23,7 +23,7 @@ fn pushed_out() -> KvCore {
 }
 
 #[test]
-fn content_that_is_reused_is_copied_to_the_host_first_and_once() {
+fn evicted_content_is_copied_to_the_host_exactly_once() {
     let mut kv = pushed_out();
     assert_eq!(kv.take_leaving().blocks.to_host, [copy(0, 0), copy(1, 1)]);
     assert_eq!((kv.take_leaving().blocks.to_host, kv.host_blocks()), (Vec::new(), 2));
@@ -37,7 +37,7 @@ fn content_that_is_reused_is_copied_to_the_host_first_and_once() {
 }
 
 #[test]
-fn a_beginning_comes_from_both_places_and_is_shared_when_it_has_come() {
+fn a_partly_swapped_prefix_is_shared_after_its_fetch() {
     let mut kv = KvCore::new(4).with_host(4);
     kv.allot(&[demand(A, 0, 64)]);
     fill(&mut kv, A, 7, 64);
@@ -59,7 +59,7 @@ fn a_beginning_comes_from_both_places_and_is_shared_when_it_has_come() {
 }
 
 #[test]
-fn a_fetch_without_room_changes_nothing() {
+fn a_fetch_without_free_blocks_changes_nothing() {
     let mut kv = pushed_out();
     kv.take_leaving();
     assert_eq!(kv.fetch(A, &keys(7, 32)), None, "B holds all blocks");
@@ -69,7 +69,7 @@ fn a_fetch_without_room_changes_nothing() {
 }
 
 #[test]
-fn what_leaves_for_a_fetch_never_takes_the_place_of_what_is_fetched() {
+fn blocks_evicted_by_a_fetch_never_overwrite_the_fetched_slots() {
     let mut kv = KvCore::new(2).with_host(2);
     for (sequence, name) in [(A, 7), (B, 8)] {
         kv.allot(&[demand(sequence, 0, 32)]);
@@ -84,7 +84,7 @@ fn what_leaves_for_a_fetch_never_takes_the_place_of_what_is_fetched() {
 }
 
 #[test]
-fn blocks_are_made_blank_ahead_of_need_and_keep_their_content_on_the_host() {
+fn blocks_blanked_ahead_keep_their_content_on_the_host() {
     let mut kv = KvCore::new(4).with_host(8);
     kv.allot(&[demand(A, 0, 64)]);
     fill(&mut kv, A, 7, 64);
@@ -102,7 +102,7 @@ fn blocks_are_made_blank_ahead_of_need_and_keep_their_content_on_the_host() {
 }
 
 #[test]
-fn what_has_not_left_a_tail_when_the_pool_shrinks_is_forgotten() {
+fn a_shrink_forgets_removed_blocks_that_were_not_copied_out() {
     let mut kv = pushed_out();
     kv.shrink(1);
     assert_eq!(kv.take_leaving().blocks.to_host, [copy(0, 0)]);
@@ -147,7 +147,7 @@ proptest! {
     /// sequence is reported to hold are its own beginning. No block has two uses. A listener that
     /// receives all events knows all blocks.
     #[test]
-    fn content_is_what_was_written_wherever_it_went(
+    fn blocks_and_host_slots_have_the_content_of_their_keys(
         groups in groups(),
         slots in 1usize..20,
         steps in proptest::collection::vec((0u8..9, 0u64..6, 1usize..90, 0u32..4), 1..150),

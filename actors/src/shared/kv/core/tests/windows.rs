@@ -39,7 +39,7 @@ fn blocks_before_the_window_are_released_when_their_step_ends() {
 }
 
 #[test]
-fn a_pool_without_full_attention_runs_any_length() {
+fn a_pool_with_only_windows_runs_sequences_of_any_length() {
     let mut kv = KvCore::new(4).with_groups(CacheGroups::new([(0, Some(32))]));
     kv.allot(&[demand(A, 0, 1)]);
     for tokens in 1..1000 {
@@ -50,7 +50,7 @@ fn a_pool_without_full_attention_runs_any_length() {
 }
 
 #[test]
-fn a_prefix_needs_only_the_blocks_within_the_window_at_its_end() {
+fn a_prefix_needs_only_the_window_blocks_at_its_end() {
     let mut kv = mixed(16);
     run(&mut kv, A, 7, 81);
     // The last block is not whole. The first three blocks of the window's group are free.
@@ -101,7 +101,7 @@ fn only_blocks_of_the_first_group_are_reported() {
 }
 
 #[test]
-fn a_model_with_only_windows_has_no_events() {
+fn a_pool_with_only_windows_emits_no_block_events() {
     let mut kv = KvCore::new(12).with_groups(CacheGroups::new([(0, Some(32))]));
     // The prompt runs in chunks that are longer than the window. Blocks are named when the last
     // chunk has chosen a token, and by then the first blocks are gone.
@@ -131,7 +131,7 @@ fn blocks_that_sequences_share_are_counted() {
 }
 
 #[test]
-fn an_unknown_prompt_is_looked_up_without_a_walk_over_all_its_blocks() {
+fn an_unknown_prompt_needs_few_lookups_despite_its_many_blocks() {
     let kv = KvCore::new(12).with_groups(CacheGroups::new([(0, Some(4_000 * BLOCK_TOKENS))]));
     let prompt = keys(7, 16_000 * BLOCK_TOKENS);
     let asked = Cell::new(0);
@@ -144,7 +144,7 @@ fn an_unknown_prompt_is_looked_up_without_a_walk_over_all_its_blocks() {
 }
 
 #[test]
-fn a_prefix_comes_from_the_host_in_every_group() {
+fn a_prefix_is_fetched_from_the_host_in_every_group() {
     let mut kv = mixed(12).with_host(16);
     run(&mut kv, A, 7, 81);
     kv.release(A);
