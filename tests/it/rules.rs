@@ -275,7 +275,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         .await;
         stage.runtime.unload("demo").await.expect("the model unloads");
         for reply in under_way.into_iter().map(|reply| reply.expect("accepted")).chain(unread) {
-            said.extend(listen(reply).await.err().as_ref().map(says));
+            said.extend(listen(reply).await.err().as_ref().map(all_texts_of));
         }
         said.push(all_texts_of(&ask(&stage.model, secret()).await.expect_err("the model has ended")));
 

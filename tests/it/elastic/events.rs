@@ -120,7 +120,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         drop(model);
         while let Some(recorded) = events.next().await {
             let recorded = recorded.expect("no event is missed");
-            books.hear(recorded.number, recorded.event);
+            books.record(recorded.number, recorded.event);
         }
         assert!(books.leases.is_empty(), "{:?}", books.leases);
     });
