@@ -186,7 +186,7 @@ fn chunks_and_other_sequences_change_nothing_on_ranks_either() {
 }
 
 /// The first logits of an answer on `of` ranks.
-fn logits(checkpoint: impl Fn() -> Checkpoint + Sync, folder: &str, of: usize) -> Vec<f32> {
+pub fn logits(checkpoint: impl Fn() -> Checkpoint + Sync, folder: &str, of: usize) -> Vec<f32> {
     let name = match folder {
         QWEN3_VL => "text_only",
         QWEN3_VL_MOE => "two_turns",
