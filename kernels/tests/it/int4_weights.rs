@@ -28,7 +28,7 @@ fn a_product_with_4_bit_integers_is_that_of_their_elements() {
 }
 
 #[test]
-fn a_plan_takes_the_workspace_of_a_run_and_counts_packed_bytes() {
+fn a_plan_takes_the_workspace_and_the_work_of_a_run() {
     let case = Int4 { rows: 3, out_features: 144, in_features: 256, group: 64, has_zero_points: true, way: Way::Plain };
     for threads in [1, 2] {
         let (planned, peak, work) = plan(threads, |scope| case.run(scope, DType::BF16).map(drop));
@@ -37,10 +37,21 @@ fn a_plan_takes_the_workspace_of_a_run_and_counts_packed_bytes() {
         let workspace = crate::ground::poisoned(bursar_budgets::Bytes::mib(4));
         case.run(&Scope::new(&cpu, &workspace, &counter), DType::BF16).expect("it runs");
         assert_eq!((workspace.high_water(), counter.total()), (peak, work));
-        // Half a byte for each element, and two bytes and one byte for each group.
-        let weight = 144 * 256 / 2 + 144 * 4 * 3;
-        assert_eq!(work.bytes.0, weight + 4 * (3 * 256 + 3 * 144));
     }
+}
+
+#[test]
+fn a_weight_has_the_bytes_of_integers_scales_and_zero_points() {
+    let tensor = |shape: [usize; 2], dtype| {
+        // SAFETY: nothing accesses the memory.
+        unsafe { Tensor::persistent(bursar_budgets::Address(1 << 40), shape, dtype) }
+    };
+    let (scales, zero_points) = (tensor([144, 4], DType::BF16), tensor([144, 4], DType::U8));
+    let scales = WeightScales::int4(scales, Some(zero_points), 64);
+    let weight = Weight { scales: Some(scales), ..Weight::plain(tensor([144, 256], DType::U4)) };
+    assert_eq!(weight.bytes().0, 144 * 256 / 2 + 144 * 4 * (2 + 1));
+    assert_eq!(weight.scheme(), Some(QuantizationScheme::int4(64, true)));
+    assert_eq!(weight.wants(), None, "activations are not quantized");
 }
 
 #[test]
