@@ -160,11 +160,14 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         WeightFormats::Stored(stored) => {
             notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
         }
-        WeightFormats::Packed(packed) => notes.push(format!(
-            "the checkpoint's weights are {} ({}); this plan counts them after dequantization",
-            packed.scheme,
-            packed.method.name(),
-        )),
+        WeightFormats::Packed(packed) => {
+            let counted = match model.int4_bytes() {
+                Bytes::ZERO => "this plan counts them after dequantization".to_owned(),
+                bytes => format!("{bytes} of them stay packed"),
+            };
+            let (scheme, method) = (packed.scheme, packed.method.name());
+            notes.push(format!("the checkpoint's weights are {scheme} ({method}); {counted}"));
+        }
         WeightFormats::Plain | WeightFormats::Made(_) => {}
     }
     notes.extend(model.block_weights().map(block_note));

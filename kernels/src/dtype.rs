@@ -21,6 +21,9 @@ pub enum DType {
     /// FP8, four bits of exponent and three of mantissa ([`E4m3`](crate::E4m3)). The numbers have a
     /// meaning only together with their scales.
     F8E4M3,
+    /// Unsigned integers of 4 bits ([`int4`](crate::int4)). They have a meaning only together with
+    /// their scales and zero points. Two integers share a byte, so a view begins at an even element.
+    U4,
 }
 
 impl DType {
@@ -30,11 +33,13 @@ impl DType {
             DType::F32 | DType::U32 => 32,
             DType::F16 | DType::BF16 => 16,
             DType::U8 | DType::F8E4M3 => 8,
+            DType::U4 => 4,
         }
     }
 
-    /// Returns the bytes per element.
+    /// Returns the bytes per element. Panics for elements of less than a byte.
     pub const fn size(self) -> usize {
+        assert!(self.bits() >= 8, "elements of less than a byte have no size");
         self.bits() / 8
     }
 
@@ -57,6 +62,7 @@ impl DType {
             DType::U32 => "u32",
             DType::U8 => "u8",
             DType::F8E4M3 => "f8e4m3",
+            DType::U4 => "u4",
         }
     }
 
@@ -68,7 +74,7 @@ impl DType {
     /// Returns `true` if numbers of this type are quantized, so that they have a meaning only
     /// together with their scales.
     pub const fn needs_scales(self) -> bool {
-        matches!(self, DType::F8E4M3)
+        matches!(self, DType::F8E4M3 | DType::U4)
     }
 }
 

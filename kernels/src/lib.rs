@@ -25,6 +25,7 @@ mod faulty;
 mod host_link;
 mod host_store;
 mod input_token;
+pub mod int4;
 mod kv_layer;
 pub mod ops;
 mod plan;

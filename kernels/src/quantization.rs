@@ -96,6 +96,9 @@ pub struct QuantizationScheme {
     pub weights: ScaledBy,
     /// The part of activations that shares one scale. If `None`, activations are not quantized.
     pub activations: Option<Quantization<()>>,
+    /// `true` if each scale has a zero point, which is subtracted from the elements.
+    #[serde(default)]
+    pub has_zero_points: bool,
 }
 
 impl QuantizationScheme {
@@ -107,7 +110,20 @@ impl QuantizationScheme {
 
     /// Returns a scheme of FP8 elements.
     pub const fn fp8(weights: ScaledBy, activations: Quantization<()>) -> Self {
-        QuantizationScheme { elements: DType::F8E4M3, weights, activations: Some(activations) }
+        let (elements, activations) = (DType::F8E4M3, Some(activations));
+        QuantizationScheme { elements, weights, activations, has_zero_points: false }
+    }
+
+    /// Returns a scheme of [4-bit integers](crate::int4) with a scale for each `group` columns of a
+    /// row.
+    pub const fn int4(group: usize, has_zero_points: bool) -> Self {
+        let weights = ScaledBy::Block { rows: 1, columns: group };
+        QuantizationScheme { elements: DType::U4, weights, activations: None, has_zero_points }
+    }
+
+    /// Returns `true` for a scheme of [4-bit integers](crate::int4).
+    pub const fn is_int4(self) -> bool {
+        matches!(self.elements, DType::U4)
     }
 
     /// Returns the type of activations that are multiplied by the weight, if unquantized
@@ -145,6 +161,9 @@ impl QuantizationScheme {
 
 impl fmt::Display for QuantizationScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (true, ScaledBy::Block { columns, .. }) = (self.is_int4(), self.weights) {
+            return write!(f, "INT4 with a scale for each {columns} columns of an output");
+        }
         let part = match self.weights {
             ScaledBy::Block { .. } => "block of 128 x 128",
             ScaledBy::Row => "output",

@@ -7,7 +7,9 @@ use crate::{
     CudaTarget, DType, KvShape, QuantizationScheme, StateShape,
     cuda::{
         CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_route_scratch, cuda_sample_scratch,
+        int4_slice_bytes,
     },
+    int4,
 };
 
 /// Output features per step of a CPU GEMM: weights that are not `f32` are widened in panels of this
@@ -42,7 +44,7 @@ pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, we
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     match weight {
         DType::F32 => 0,
-        _ if weight.needs_scales() => (panel + 1) * in_features,
+        DType::F8E4M3 => (panel + 1) * in_features,
         _ => panel * in_features,
     }
 }
@@ -139,13 +141,15 @@ impl Target {
 
     /// Scratch for a GEMM with a `[out_features, in_features]` weight of type `weight`. The CPU
     /// needs one panel of widened weight rows per thread, or nothing for an `f32` weight. On CUDA
-    /// the scratch is cuBLASLt's workspace.
+    /// the scratch is cuBLASLt's workspace, followed by rows of dequantized elements for a weight of
+    /// 4-bit integers.
     pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { threads } => {
                 let panels = out_features.div_ceil(CPU_PANEL_ROWS).min((*threads).max(1));
                 DType::F32.bytes(panels * cpu_linear_share(out_features, in_features, weight))
             }
+            Target::Cuda(_) if weight == DType::U4 => CUDA_LINEAR_SCRATCH + int4_slice_bytes(out_features, in_features),
             Target::Cuda(_) => CUDA_LINEAR_SCRATCH,
         }
     }
@@ -190,7 +194,7 @@ impl Target {
     /// stored in `scheme` in memory. A plan can be made in either case.
     pub fn has_quantized(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
         match self {
-            Target::Cpu { .. } => true,
+            Target::Cpu { .. } => !scheme.is_int4() || int4::is_whole(scheme, shape),
             Target::Cuda(cuda) => cuda.has_quantized(scheme, shape),
         }
     }
@@ -199,7 +203,7 @@ impl Target {
     /// each, that are stored in `scheme` in memory.
     pub fn has_quantized_experts(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
         match self {
-            Target::Cpu { .. } => true,
+            Target::Cpu { .. } => !scheme.is_int4(),
             Target::Cuda(cuda) => cuda.has_quantized_experts(scheme, shape),
         }
     }

@@ -18,8 +18,12 @@ pub struct Weight<'m> {
 
 /// The scales of a weight, and the quantization of the activations that it is multiplied by.
 pub struct WeightScales<'m> {
-    /// Factors by which the numbers are multiplied, f32, in the shape [`ScaledBy::shape`].
+    /// Factors by which the numbers are multiplied, in the shape [`ScaledBy::shape`]. They are f32,
+    /// or of the target's type of weights for [4-bit integers](crate::int4).
     pub factors: Tensor<'m>,
+    /// Zero points of [4-bit integers](crate::int4), u8, in the shape of the scales. `None` if all
+    /// zero points are [`int4::ZERO_POINT`](crate::int4::ZERO_POINT).
+    pub zero_points: Option<Tensor<'m>>,
     /// Blocks have [`SCALE_BLOCK`] columns. They have as many rows, or fewer if the weight combines
     /// several projections that do not all start at a multiple of [`SCALE_BLOCK`] rows.
     pub by: ScaledBy,
@@ -45,6 +49,7 @@ impl<'m> Weight<'m> {
             elements: self.dtype(),
             weights: scales.by,
             activations: scales.activations.map(|rounded| rounded.map(drop)),
+            has_zero_points: scales.zero_points.is_some(),
         })
     }
 
@@ -69,9 +74,9 @@ impl<'m> Weight<'m> {
         self.data.dtype()
     }
 
-    /// Returns the bytes of numbers and scales.
+    /// Returns the bytes of numbers, scales and zero points.
     pub fn bytes(&self) -> Bytes {
-        self.data.bytes() + self.scales.as_ref().map_or(Bytes::ZERO, |scales| scales.factors.bytes())
+        self.data.bytes() + self.scales.as_ref().map_or(Bytes::ZERO, WeightScales::bytes)
     }
 
     pub(crate) fn view(&self) -> Weight<'_> {
@@ -85,18 +90,29 @@ impl<'m> WeightScales<'m> {
     /// activations. If `None`, each row of activations has a separate scale.
     pub fn rows(factors: Tensor<'m>, activations: Option<f32>) -> Self {
         let activations = activations.map_or(Quantization::Rows, Quantization::Fixed);
-        WeightScales { factors, by: ScaledBy::Row, activations: Some(activations) }
+        WeightScales { factors, zero_points: None, by: ScaledBy::Row, activations: Some(activations) }
     }
 
     /// Returns scales `[ceil(out_features / height), ceil(in_features / SCALE_BLOCK)]`, one for
     /// each block of `height` rows.
     pub fn blocks(factors: Tensor<'m>, height: usize) -> Self {
         let by = ScaledBy::Block { rows: height, columns: SCALE_BLOCK };
-        WeightScales { factors, by, activations: Some(Quantization::Groups) }
+        WeightScales { factors, zero_points: None, by, activations: Some(Quantization::Groups) }
+    }
+
+    /// Returns scales and zero points `[out_features, in_features / group]` of 4-bit integers, one
+    /// for each `group` columns of a row.
+    pub fn int4(factors: Tensor<'m>, zero_points: Option<Tensor<'m>>, group: usize) -> Self {
+        WeightScales { factors, zero_points, by: ScaledBy::Block { rows: 1, columns: group }, activations: None }
+    }
+
+    fn bytes(&self) -> Bytes {
+        self.factors.bytes() + self.zero_points.as_ref().map_or(Bytes::ZERO, Tensor::bytes)
     }
 
     fn view(&self) -> WeightScales<'_> {
-        WeightScales { factors: self.factors.view(), by: self.by, activations: self.activations }
+        let zero_points = self.zero_points.as_ref().map(Tensor::view);
+        WeightScales { factors: self.factors.view(), zero_points, by: self.by, activations: self.activations }
     }
 }
 

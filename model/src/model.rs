@@ -4,7 +4,8 @@ use std::{ops::ControlFlow, sync::Arc};
 
 use bursar_budgets::{Bytes, Segment};
 use bursar_kernels::{
-    Backend, KernelError, KvLayer, KvShape, Rank, Scope, StateDtype, StateLayer, StateShape, Target, Tensor,
+    Backend, KernelError, KvLayer, KvShape, Quantization, Rank, Scope, StateDtype, StateLayer, StateShape, Target,
+    Tensor,
 };
 
 use crate::{
@@ -22,8 +23,9 @@ pub struct Model {
     config: FamilyConfig,
     family: Family,
     quantization: Option<&'static str>,
-    /// Whether the weights are dequantized while they load.
+    /// Whether all quantized weights are dequantized while they load.
     is_dequantized: bool,
+    int4_bytes: Bytes,
     cache: CacheFormat,
     state_dtype: StateDtype,
     weight_bytes: Bytes,
@@ -133,7 +135,8 @@ impl Model {
             config,
             family,
             quantization: formats.name(),
-            is_dequantized: matches!(formats, WeightFormats::Packed(_)),
+            is_dequantized: matches!(formats, WeightFormats::Packed(_)) && map.int4_bytes() == Bytes::ZERO,
+            int4_bytes: map.int4_bytes(),
             cache: checkpoint.cache(),
             state_dtype: checkpoint.state_dtype(),
             weight_bytes: map.used(),
@@ -160,7 +163,7 @@ impl Model {
         self.quantization
     }
 
-    /// Like [`quantization`](Self::quantization), but `None` if the weights in memory are
+    /// Like [`quantization`](Self::quantization), but `None` if all weights in memory are
     /// dequantized.
     pub fn quantization_in_memory(&self) -> Option<&'static str> {
         self.quantization.filter(|_| !self.is_dequantized)
@@ -174,6 +177,16 @@ impl Model {
     /// Bytes of the weights' segment.
     pub fn weight_bytes(&self) -> Bytes {
         self.weight_bytes
+    }
+
+    /// The usual name of the type of quantized weights in memory, for texts.
+    pub fn quantized_type(&self) -> &'static str {
+        if self.int4_bytes > Bytes::ZERO { "INT4" } else { Quantization::NAME }
+    }
+
+    /// Bytes of the weights that have 4-bit integers in memory, with scales and zero points.
+    pub fn int4_bytes(&self) -> Bytes {
+        self.int4_bytes
     }
 
     /// The weights that the checkpoint has in blocks of quantized elements, if the target multiplies

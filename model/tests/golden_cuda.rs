@@ -5,8 +5,9 @@
 mod bench;
 
 use bench::{Bench, BenchMemory, Case, Gpu, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
+use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, Cuda, DType, QuantizationScheme, Target};
-use bursar_model::flow::CacheFormat;
+use bursar_model::{checkpoint::WeightQuantization, flow::CacheFormat};
 
 /// A recorded checkpoint with the names of its cases.
 struct Recorded {
@@ -354,6 +355,36 @@ fn fp8_weight_logits_stay_near_the_recording_in_any_batch() {
         far.extend(is_far.then(|| format!("{folder} in {activation}: {off_most:.1e}, {change_most:.1e}")));
     }
     assert!(far.is_empty(), "{far:#?}");
+}
+
+#[test]
+fn weights_rounded_to_4_bits_get_logits_near_those_of_a_cpu() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for folder in ["tests/golden/llama", "tests/golden/qwen2"] {
+        let rounded = || bench::open(folder).with_quantization(Some(WeightQuantization::Int4));
+        let cpu = Bench::of(rounded(), 2);
+        assert!(cpu.model.int4_bytes() > Bytes(0), "{folder} has weights with whole groups");
+        for kernels in &gpu.kernels {
+            if !kernels.target().has_quantized(QuantizationScheme::int4(32, false), [48, 896]) {
+                println!("{} has no kernels for 4-bit weights", kernels.target().name());
+                continue;
+            }
+            let bench = gpu.bench(rounded(), kernels);
+            let activation = bench.backend.target().activation();
+            for name in ["short", "long"] {
+                let case = Case::read(folder, &bench.checkpoint, name);
+                let expected = alone(&cpu, &case, &[], &[usize::MAX]).logits.concat();
+                for sizes in [&[usize::MAX][..], &[17, 1, 29, 5]] {
+                    let found = alone(&bench, &case, &[], sizes).logits.concat();
+                    let off = relative_error(&found, &expected);
+                    println!("{folder} in {activation}, {name} in chunks of {sizes:?}: {off:.1e} off a CPU's");
+                    // The scales of the CPU are f32, so that numbers near the middle of two integers
+                    // may be rounded differently.
+                    assert!(off <= 0.12, "{folder} in {activation}, {name}: {off:e}");
+                }
+            }
+        }
+    }
 }
 
 /// Checkpoints whose GEMMs are all supported by Bursar's own kernels, the largest number of ranks

@@ -228,7 +228,7 @@ fn an_fp8_plan_reports_its_savings_and_format() {
 }
 
 #[test]
-fn a_plan_counts_the_dequantized_bytes_of_packed_weights() {
+fn a_plan_counts_the_packed_bytes_of_4_bit_weights_and_dequantized_bytes_of_others() {
     let copy = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("packed-plan-{}", std::process::id()));
     std::fs::create_dir_all(&copy).expect("a temporary folder");
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
@@ -242,14 +242,25 @@ fn a_plan_counts_the_dequantized_bytes_of_packed_weights() {
     let plain = of();
     let config = std::fs::read(copy.join("config.json")).expect("the copy");
     let mut config: Value = serde_json::from_slice(&config).expect("JSON");
-    config["quantization_config"] = json!({ "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm" });
-    std::fs::write(copy.join("config.json"), config.to_string()).expect("the copy is written");
-    let packed = of();
-    assert_eq!(packed["claims"]["weights"], plain["claims"]["weights"]);
+    let mut with = |settings: Value| {
+        config["quantization_config"] = settings;
+        std::fs::write(copy.join("config.json"), config.to_string()).expect("the copy is written");
+        of()
+    };
+    let weights = |report: &Value| number(&report["claims"]["weights"]);
+    let packed = with(json!({ "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm" }));
+    // The attention outputs of two layers have whole groups. Their scales and zero points take 672 and 336
+    // bytes, rounded up to multiples of 256.
+    assert_eq!(weights(&plain) - weights(&packed), 2 * (48 * 896 * 2 - 48 * 896 / 2 - 768 - 512));
     assert_eq!((&packed["quantization"], &packed["unquantized"]), (&json!("awq"), &json!(null)));
-    let words = "4-bit integers, one scale per 128 input features (awq); this plan counts them after dequantization";
+    let words = "of them stay packed";
     assert!(packed["notes"].to_string().contains(words), "{packed}");
-    assert_eq!(packed["plan"]["claims"][0]["how"], "sum of tensors, 256-byte steps", "no weight in memory is FP8");
+    let settings = json!({ "quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": false, "sym": true });
+    let widened = with(settings);
+    assert_eq!(weights(&widened), weights(&plain));
+    let words = "8-bit integers, one scale per 128 input features (gptq); this plan counts them after dequantization";
+    assert!(widened["notes"].to_string().contains(words), "{widened}");
+    assert_eq!(widened["plan"]["claims"][0]["how"], "sum of tensors, 256-byte steps", "no weight in memory is FP8");
     std::fs::remove_dir_all(copy).expect("the copy existed");
 }
 

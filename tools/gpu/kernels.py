@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks Bursar's kernels on a GPU against torch in f64, and times them: "Kernels" of `benches/h200.md`.
 
-    tools/gpu/kernels.py [attention|decode|small|patchify|sampling|mixture|e4m3|states ...] [--check]        # default: all
+    tools/gpu/kernels.py [attention|decode|small|patchify|sampling|mixture|e4m3|int4|states ...] [--check]        # default: all
 
 Needs a Hopper GPU and torch. It runs the committed machine code of `kernels/cuda/compiled/`. Each kernel is launched as the
 Launch comment at the end of its source says, with sizes that no tile size divides and with the sizes of the timings, into
@@ -17,11 +17,11 @@ import time
 import torch
 
 from device import driver
-from operations import argmax, decode, e4m3, mixture, packed, patchify, position_grid, prefill, sampling, small, states
+from operations import argmax, decode, e4m3, int4, mixture, packed, patchify, position_grid, prefill, sampling, small, states
 from table import Table
 
 PARTS = {"attention": [prefill, packed], "decode": [decode], "small": [small], "patchify": [patchify, position_grid],
-         "sampling": [argmax, sampling], "mixture": [mixture], "e4m3": [e4m3], "states": [states]}  # fmt: skip
+         "sampling": [argmax, sampling], "mixture": [mixture], "e4m3": [e4m3], "int4": [int4], "states": [states]}  # fmt: skip
 
 
 def main():

@@ -73,7 +73,7 @@ impl Kind {
             Kind::CacheType => "auto, fp8 (or fp8_e4m3), bfloat16, float16 (or half) or float32",
             Kind::StateType => "auto, float32 or bfloat16",
             Kind::Format => {
-                "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, or the checkpoint's own: awq, gptq, compressed-tensors or modelopt"
+                "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, int4, or the checkpoint's own: awq, gptq, compressed-tensors or modelopt"
             }
             Kind::Method => "ngram, mtp or none; eagle3 and other draft models are not supported yet",
             Kind::Weights => "at most 64 tenant names with whole weights from 1 to 1000, such as gold=4,free=1",
@@ -372,7 +372,7 @@ knobs! {
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations and, unless kv_cache_dtype is set, the KV cache: auto (the checkpoint's type, if the device computes in it), bfloat16, float16 (or half) or float32.
     dtype: Precision, Kind::Type, [LightLlm data_type];
-    /// Rounds the decoder's projections to FP8 while they load: fp8 (or fp8_per_channel), fp8_per_block or fp8_per_tensor. Other weights are not rounded. For a quantized checkpoint, leave this unset or name the checkpoint's own format (fp8, awq, gptq, compressed-tensors, modelopt).
+    /// Rounds the decoder's projections while they load: to FP8 with fp8 (or fp8_per_channel), fp8_per_block or fp8_per_tensor, or to 4 bits with int4. Other weights, and experts with int4, are not rounded. For a quantized checkpoint, leave this unset or name the checkpoint's own format (fp8, int4, awq, gptq, compressed-tensors, modelopt).
     quantization: WeightQuantization, Kind::Format, [];
     /// Type of the KV cache: auto (the type of activations), fp8 or fp8_e4m3 (E4M3, with the checkpoint's scales or else 1), or the name of the activations' type. FP8 holds twice as many tokens.
     kv_cache_dtype: KvCacheType, Kind::CacheType, [];

@@ -48,8 +48,9 @@ impl Unquantized {
         let (weights, before) = (model.weight_bytes(), self.weight_bytes);
         // Scales of a quantized KV cache are weights too, so the weights may be larger than
         // without.
-        let weights = (weights < before)
-            .then(|| format!("weights take {weights} in {} instead of {before} {plain}", Quantization::NAME));
+        let name = model.quantized_type();
+        let weights =
+            (weights < before).then(|| format!("weights take {weights} in {name} instead of {before} {plain}"));
         let kept = if model.cache().is_quantized() { format!(" in {}", Quantization::NAME) } else { String::new() };
         let is_more = forecast.fits() && self.kv_tokens != Some(forecast.kv_tokens);
         let tokens = is_more.then(|| {

@@ -488,6 +488,46 @@ constexpr uint32_t OUT_IS_F32 = 4;
 constexpr uint32_t IS_BF16 = 8;
 }  // namespace gemm_tiled_e4m3
 
+// gemm_int4.cu: GEMMs with weights of 4-bit integers by groups of columns.
+namespace gemm_int4 {
+// Maximum number of rows of x.
+constexpr uint32_t ROWS_MAX = 64;
+// Weight rows per tile.
+constexpr uint32_t TILE_ROWS = 128;
+// Columns per step.
+constexpr uint32_t STEP_COLUMNS = 128;
+// Threads per thread block.
+constexpr uint32_t THREADS = 128;
+// Maximum number of streams that may launch at the same time. Each stream has separate counters.
+constexpr uint32_t STREAMS = 8;
+// Counters per stream, one per tile.
+constexpr uint32_t STREAM_COUNTERS = 4096;
+// Bytes of shared memory for a value that the threads of a block exchange.
+constexpr uint32_t EXCHANGED_BYTES = 16;
+// Bit of `flags`: the product is added to the output.
+constexpr uint32_t ADD_TO_OUT = 1;
+// Bit of `flags`: the output is f32.
+constexpr uint32_t OUT_IS_F32 = 2;
+// Bit of `flags`: half of the features are gates for the other half.
+constexpr uint32_t GATED = 4;
+// Pipeline stages. A stage has the weights and the rows of x of one step.
+template <uint32_t ROWS>
+constexpr uint32_t STAGES =
+    ROWS == 8 ? 5 : ROWS == 16 ? 4 : ROWS == 32 ? 4 : ROWS == 64 ? 4 : 0;
+// Bytes of dynamic shared memory.
+template <uint32_t ROWS>
+constexpr uint32_t SHARED_BYTES =
+    ROWS == 8 ? 51216 : ROWS == 16 ? 49168 : ROWS == 32 ? 65552 : ROWS == 64 ? 98320 : 0;
+// Thread blocks that an SM runs at once, if it has enough shared memory.
+template <uint32_t ROWS>
+constexpr uint32_t BLOCKS =
+    ROWS == 8 ? 4 : ROWS == 16 ? 4 : ROWS == 32 ? 3 : ROWS == 64 ? 2 : 0;
+// f32 numbers of a partial tile that a thread block leaves for another to add up.
+template <uint32_t ROWS>
+constexpr uint32_t PART_NUMBERS =
+    ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
+}  // namespace gemm_int4
+
 // gemm_medium_m.cu: gated GEMMs of some hundred rows.
 namespace gemm_medium_m {
 // Thread blocks per cluster. They compute tiles of adjacent rows.

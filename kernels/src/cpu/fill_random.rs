@@ -19,7 +19,7 @@ pub(super) fn fill_random(threads: &Threads, call: FillRandom<'_>) {
         DType::F16 => draw(threads, &call, f16::from_f32),
         DType::BF16 => draw(threads, &call, bf16::from_f32),
         DType::F8E4M3 => draw(threads, &call, E4m3::from_f32),
-        DType::U32 | DType::U8 => unreachable!("the type was checked to be floating-point"),
+        DType::U32 | DType::U8 | DType::U4 => unreachable!("the type was checked to be floating-point"),
     }
 }
 

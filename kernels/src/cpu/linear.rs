@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{
     arithmetic::{Matrix, dot, multiply},
     block_products::{self, BlockWeight},
+    int4::Int4Weight,
     memory::{Output, Rows, Scratch, start_of, widen, widened},
     quantized,
     threads::Threads,
@@ -20,7 +21,8 @@ use crate::{
 const SMALL_M_ROWS: usize = 4;
 
 pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
-    if call.weight.scales.is_some() {
+    let int4 = Int4Weight::of(&call.weight);
+    if call.weight.scales.is_some() && int4.is_none() {
         return quantized::linear(threads, call);
     }
     let blocks = BlockWeight::of(&call.weight);
@@ -37,7 +39,8 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
         let rows = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
         // SAFETY: a worker processes one panel at a time, so nothing else
         // uses this worker's scratch.
-        let weight = panel_weight(&call, blocks.as_ref(), rows.clone(), unsafe { scratch.of_worker(worker) });
+        let weight =
+            panel_weight(&call, (blocks.as_ref(), int4.as_ref()), rows.clone(), unsafe { scratch.of_worker(worker) });
         if call.x.rows() <= SMALL_M_ROWS {
             multiply_few(&call, rows.clone(), weight);
         } else {
@@ -54,7 +57,7 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
 #[inline(always)]
 fn panel_weight<'a>(
     call: &'a Linear<'_>,
-    blocks: Option<&BlockWeight<'_>>,
+    (blocks, int4): (Option<&BlockWeight<'_>>, Option<&Int4Weight<'_>>),
     rows: Range<usize>,
     scratch: &'a mut [f32],
 ) -> &'a [f32] {
@@ -65,6 +68,10 @@ fn panel_weight<'a>(
     let scratch = &mut scratch[..rows.len() * columns];
     if let Some(blocks) = blocks {
         blocks.widen(rows, scratch);
+        return scratch;
+    }
+    if let Some(int4) = int4 {
+        int4.widen(rows, scratch);
         return scratch;
     }
     for (row, out) in rows.zip(scratch.chunks_exact_mut(columns)) {

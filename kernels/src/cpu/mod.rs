@@ -17,6 +17,7 @@ mod experts;
 mod fill_random;
 mod gather_rows;
 mod gelu;
+mod int4;
 mod layer_norm;
 mod linear;
 mod memory;

@@ -50,14 +50,13 @@ impl Functions {
                 found.insert((image.name.as_str(), prepare(function, shared_most)?), function);
             }
         }
-        let entry_points =
-            EntryPoints::find(activation, images.is_machine_code, |EntryPoint { source, name, waits }| {
-                let place = (source, name);
-                // PTX is compiled without the wait for the preceding kernel.
-                let waits = waits && images.is_machine_code;
-                let raw = found.get(&place).copied();
-                raw.map(|raw| Function { raw, waits }).ok_or(OpenError::NoKernel { name: place.1 })
-            })?;
+        let entry_points = EntryPoints::find(activation, images.generation(), |EntryPoint { source, name, waits }| {
+            let place = (source, name);
+            // PTX is compiled without the wait for the preceding kernel.
+            let waits = waits && images.is_machine_code;
+            let raw = found.get(&place).copied();
+            raw.map(|raw| Function { raw, waits }).ok_or(OpenError::NoKernel { name: place.1 })
+        })?;
         Ok(Functions { entry_points, shared_most: shared_most.max(0) as usize, modules })
     }
 

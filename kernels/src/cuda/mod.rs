@@ -48,6 +48,7 @@ mod upload_staging;
 pub(crate) use contract::{HeadDim as CudaHeadDim, PackedHeadDim as CudaPackedHeadDim};
 pub use copy_link::CopyLink;
 pub use error::OpenError;
+pub(crate) use gemm::int4_slice_bytes;
 pub use gemm::{GemmBackend, Tuning};
 pub use kernels::CudaKernels;
 pub use lane::Cuda;

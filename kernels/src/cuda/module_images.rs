@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, io::Read, sync::OnceLock};
 
 use lzma_rust2::XzReader;
 
+use super::contract::Generation;
+
 /// One module of device code.
 pub(super) struct ModuleImage {
     /// Name of the source file without its extension.
@@ -41,6 +43,12 @@ const SM_90A: &[u8] = archive!("sm_90a");
 impl ModuleImages {
     fn new(archives: &'static [&'static [u8]], is_machine_code: bool) -> Self {
         ModuleImages { archives, is_machine_code, unpacked: OnceLock::new() }
+    }
+
+    /// Returns the groups of entry points that these images have.
+    pub(super) fn generation(&self) -> Generation {
+        let has_int4 = self.modules().iter().any(|image| image.name == "gemm_int4");
+        Generation { is_hopper: self.is_machine_code, has_int4 }
     }
 
     /// Returns the modules, sorted by name. The first call decompresses them.

@@ -7,7 +7,7 @@ use super::{
     contract::{self, HeadDim, HopperHeadDim, attention_paged_hopper, gated_delta, quantize},
     decode_launch::DecodeLaunch,
 };
-use crate::{DType, KvShape, QuantizationScheme, StateShape};
+use crate::{DType, KvShape, QuantizationScheme, StateShape, int4};
 
 /// cuBLASLt's workspace for a GEMM. GEMMs of few rows split their sums over the inner dimension and
 /// need the workspace; NVIDIA recommends 32 MiB from Hopper on.
@@ -83,8 +83,12 @@ impl CudaTarget {
     /// Returns `true` if weights of this scheme and shape can be used. Every supported generation
     /// has kernels. Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8
     /// columns at a time. Kernels of other generations read 16 bytes at once and otherwise have the
-    /// same requirements as Hopper's kernels.
+    /// same requirements as Hopper's kernels. Weights of 4-bit integers have kernels from compute
+    /// capability 8.0 on, for whole groups of columns.
     pub(crate) fn has_quantized(&self, scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool {
+        if scheme.is_int4() {
+            return self.capability >= (8, 0) && int4::is_whole(scheme, [rows, columns]);
+        }
         let has_tall_blocks = scheme.weights.block_rows().is_none_or(|height| height >= quantize::BLOCK_ROWS_MIN);
         self.capability >= (7, 5) && columns.is_multiple_of(16) && rows.is_multiple_of(8) && has_tall_blocks
     }
@@ -93,7 +97,10 @@ impl CudaTarget {
     /// quantized experts. Rows of their output must be a multiple of 16 bytes. A gate halves the
     /// row, so the rows of the weight must be a multiple of 16.
     pub(crate) fn has_quantized_experts(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
-        self.capability == (9, 0) && self.has_quantized(scheme, shape) && shape[0].is_multiple_of(16)
+        !scheme.is_int4()
+            && self.capability == (9, 0)
+            && self.has_quantized(scheme, shape)
+            && shape[0].is_multiple_of(16)
     }
 
     /// Returns `true` if the KV cache may be quantized. Only Hopper has kernels for such caches.

@@ -75,7 +75,7 @@ pub fn fill_random_part<B: Backend>(
 ) -> Result<(), KernelError> {
     const OP: &str = "fill_random";
     check::writable(OP, "out", out);
-    if !out.dtype().needs_scales() && out.dtype() != DType::F32 {
+    if out.dtype() != DType::F8E4M3 && out.dtype() != DType::F32 {
         check::weight(OP, "out", out, backend.target())?;
     }
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;

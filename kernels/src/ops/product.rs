@@ -3,7 +3,7 @@
 use super::check;
 use crate::{
     ActivationFormat, Activations, Backend, DType, KernelError, Quantization, SCALE_BLOCK, ScaledBy, Scope, Target,
-    Tensor, Weight, WeightScales,
+    Tensor, Weight, WeightScales, int4,
 };
 
 /// Checks that `weight` has the type in which the target stores weights, or is quantized with
@@ -17,9 +17,14 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
     }
     check::holds(data.is_contiguous() && data.columns() > 0, op, "weight", data, "contiguous rows")?;
     let (rows, columns) = (data.rows(), data.columns());
-    let Some(WeightScales { factors, by, activations }) = &weight.scales else {
+    let Some(scales) = &weight.scales else {
         return check::weight(op, "weight", data, target);
     };
+    if data.dtype() == DType::U4 {
+        return check_int4(op, data, scales, target);
+    }
+    let WeightScales { factors, by, activations, zero_points } = scales;
+    check::holds(zero_points.is_none(), op, "scales", factors, "no zero points of numbers with a sign")?;
     let is_rounded_alike = if let ScaledBy::Block { rows: height, columns: width } = *by {
         let is_even = width == SCALE_BLOCK && width.is_multiple_of(height);
         check::holds(is_even, op, "scales", factors, "blocks of a height that divides 128")?;
@@ -34,6 +39,30 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
     match data.dtype() {
         dtype if dtype.needs_scales() => Ok(()),
         found => Err(KernelError::Type { op, what: "weight", expected: "quantized elements, as it has scales", found }),
+    }
+}
+
+/// Checks that the scales and the zero points of 4-bit integers fit their shape and the target.
+fn check_int4(
+    op: &'static str,
+    data: &Tensor<'_>,
+    WeightScales { factors, by, activations, zero_points }: &WeightScales<'_>,
+    target: &Target,
+) -> Result<(), KernelError> {
+    let group = if let ScaledBy::Block { rows: 1, columns } = *by { columns } else { 0 };
+    let is_grouped = int4::GROUPS.contains(&group) && data.columns().is_multiple_of(group);
+    check::holds(is_grouped, op, "weight", data, "whole groups of 32, 64 or 128 columns of a row")?;
+    let has_blocks = data.rows().is_multiple_of(int4::BLOCK_ROWS);
+    check::holds(has_blocks, op, "weight", data, "whole blocks of 16 rows")?;
+    check::holds(activations.is_none(), op, "scales", factors, "activations that are not quantized")?;
+    check::weight(op, "scales", factors, target)?;
+    for part in [Some(factors), zero_points.as_ref()].into_iter().flatten() {
+        check::shape(op, "scales", part, [data.rows(), data.columns() / group])?;
+        check::holds(part.is_contiguous(), op, "scales", part, "contiguous rows")?;
+    }
+    match zero_points.as_ref().map(Tensor::dtype) {
+        None | Some(DType::U8) => Ok(()),
+        Some(found) => Err(KernelError::Type { op, what: "zero points", expected: "u8", found }),
     }
 }
 

@@ -227,11 +227,12 @@ impl Fp8 {
                 let mut place = sum.column_range_mut(before..before + self.out_features);
                 match &weight.scales {
                     // The experts of two ranks, computed one rank after the other.
-                    Some(WeightScales { factors, by: by @ ScaledBy::Row, activations }) => {
+                    Some(WeightScales { factors, by: by @ ScaledBy::Row, activations, .. }) => {
                         for held in shares(experts) {
                             let rows = held.times(self.out_features).range();
                             let factors = factors.row_range(rows.clone());
-                            let scales = Some(WeightScales { factors, by: *by, activations: *activations });
+                            let scales =
+                                Some(WeightScales { factors, by: *by, activations: *activations, zero_points: None });
                             let weight = Weight { scales, ..Weight::plain(weight.data.row_range(rows)) };
                             let routing = scope.route(&logits, top, true, &loads)?.held(held);
                             scope.add_experts(&x, &weight, &routing, &mut place)?;

@@ -6,6 +6,7 @@ mod asked;
 mod blocks;
 mod fp8;
 mod gpu;
+mod int4;
 mod mixed;
 mod paged;
 mod pass;
@@ -29,6 +30,8 @@ pub use blocks::{Blocks, go_and_come_back, rows_go_and_come_back, states_go_and_
 pub use fp8::{Fp8, Product, Scaled};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use gpu::{first_gpu, load, search};
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use int4::{Int4, Way};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use mixed::{Drawn, Mixed, NORMED_SUMS, normed_sum};
 #[allow(unused_imports, reason = "no story uses all of it")]

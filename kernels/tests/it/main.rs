@@ -11,6 +11,7 @@ mod faults;
 mod fp8;
 mod fp8_cache;
 mod independence;
+mod int4_weights;
 mod planning;
 mod random_weights;
 mod ranks;

@@ -30,6 +30,8 @@ pub struct WeightCopy {
     pub norm: Option<NormScaling>,
     /// The scales to compute, if the elements are quantized while they are read.
     pub rounded: Option<MadeScales>,
+    /// The other parts of a weight of 4-bit integers. Then `kept` is u4.
+    pub int4: Option<Int4Copy>,
 }
 
 impl WeightCopy {
@@ -48,6 +50,7 @@ impl WeightCopy {
             blocks: None,
             norm: None,
             rounded: None,
+            int4: None,
         }
     }
 
@@ -89,6 +92,19 @@ pub struct MadeScales {
     /// Number of rows of a block. With one scale per matrix, this is the number of rows of a
     /// matrix, because the scale is stored once for each row.
     pub height: usize,
+}
+
+/// The scales and zero points of a copy of 4-bit integers. They are written together with the
+/// integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Int4Copy {
+    /// The address of the scales of the copy's first row.
+    pub scales: Address,
+    pub scale_type: DType,
+    /// The address of the zero points of the copy's first row, if the weight has zero points.
+    pub zero_points: Option<Address>,
+    /// Columns that share a scale.
+    pub group: usize,
 }
 
 #[derive(Clone, Debug)]

@@ -56,8 +56,9 @@ impl WeightMap<'_> {
         let inputs = |parts: &[&str]| -> Vec<String> {
             (0..experts.whole).flat_map(|expert| parts.iter().map(move |part| module(expert, part))).collect()
         };
-        let gate_up = self.weight(&gate_up, &inputs(&["gate", "up"]), hidden.into(), WeightLayout::default())?;
-        let both = [gate_up, self.weight(&down, &inputs(&["down"]), intermediate.into(), WeightLayout::default())?];
+        let place = WeightLayout { is_widened: true, ..WeightLayout::default() };
+        let gate_up = self.weight(&gate_up, &inputs(&["gate", "up"]), hidden.into(), place)?;
+        let both = [gate_up, self.weight(&down, &inputs(&["down"]), intermediate.into(), place)?];
         self.served_experts(experts.count, both)
     }
 
@@ -69,7 +70,7 @@ impl WeightMap<'_> {
         count: RankShard,
         swapped: bool,
     ) -> Result<Weight<'static>, WeightError> {
-        let quantized = self.formats.of([name.as_str()])?;
+        let quantized = self.formats.of([name.as_str()])?.filter(|quantized| !quantized.scheme.is_int4());
         let found = self.checkpoint.tensor(name)?;
         let expected = if swapped { [count.whole, *columns, *rows] } else { [count.whole, *rows, *columns] };
         if *found.shape != expected {

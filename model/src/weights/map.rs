@@ -22,6 +22,8 @@ pub(super) struct WeightLayout {
     pub is_stored_quantized: bool,
     /// Whether the tensor is unquantized, regardless of the configuration.
     pub is_always_plain: bool,
+    /// Whether 4-bit integers are widened, because the operation has no kernels for them.
+    pub is_widened: bool,
 }
 
 /// The type of a tensor, its source, and the part to read.

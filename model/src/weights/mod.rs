@@ -4,7 +4,7 @@
 //! fused. The claims determine the segment's size without reading a weight. The same claims, made
 //! again for a real segment, determine the source and the destination of each copy.
 //!
-//! A [`WeightMap`] records the claims. `projections`, `experts`, `quantized_weight`, `block_rows`
+//! A [`WeightMap`] records the claims. `projections`, `experts`, `quantized_weight`, `block_rows`, `int4`
 //! and `cache_scales` add methods to the map. The map consists of the segment's layout, the formats of
 //! the checkpoint's modules, and the names of the tensors that are read. `upload` makes the copies
 //! of a map.
@@ -17,6 +17,7 @@ mod cut;
 mod dequantizing;
 mod error;
 mod experts;
+mod int4;
 mod linear;
 mod map;
 mod module_formats;
@@ -33,7 +34,7 @@ mod unpacking;
 mod upload;
 
 pub use block_rows::BlockWeights;
-pub use copy::{MadeScales, NormScaling, SpreadScales, WeightCopy, WeightSource};
+pub use copy::{Int4Copy, MadeScales, NormScaling, SpreadScales, WeightCopy, WeightSource};
 pub use cut::Cut;
 pub use error::{RanksError, WeightError};
 pub use linear::Linear;

@@ -27,6 +27,11 @@ impl<'c> ModuleFormats<'c> {
         ModuleFormats { checkpoint, formats, is_in_decoder: false, is_tower_plain: false }
     }
 
+    /// The formats of all modules.
+    pub fn formats(&self) -> &WeightFormats {
+        &self.formats
+    }
+
     /// Sets whether the following modules belong to the decoder. Only the decoder's projections are
     /// quantized at the user's request.
     pub fn set_in_decoder(&mut self, is_in_decoder: bool) {

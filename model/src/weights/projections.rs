@@ -19,14 +19,14 @@ impl WeightMap<'_> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
-    /// Whether the weight of the projection `name` will be quantized, or stay in the quantized blocks
-    /// of its file.
+    /// Whether the weight of the projection `name` will be quantized, or stay in the packed integers or
+    /// the quantized blocks of its file.
     ///
     /// # Errors
     /// The checkpoint's formats contradict each other, or the tensor is missing.
     pub fn is_quantized(&self, name: &str) -> Result<bool, WeightError> {
         let stays_in_blocks = || self.block_type(&format!("{name}.weight"), 0.into());
-        Ok(self.formats.of([name])?.is_some() || stays_in_blocks()?.is_some())
+        Ok(self.formats.of([name])?.is_some() || self.is_int4(name)? || stays_in_blocks()?.is_some())
     }
 
     /// Like [`fused_linear`](Self::fused_linear) without biases, for projections that are never

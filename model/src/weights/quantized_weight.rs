@@ -43,6 +43,11 @@ impl WeightMap<'_> {
         let shape = [modules.iter().map(|(_, rows)| rows.count).sum(), in_features.count];
         let names = modules.iter().map(|(name, _)| name.as_str());
         let quantized = if place.is_always_plain { None } else { self.formats.of(names)? };
+        if let Some(weight) = self.in_int4(&parts, in_features, place)? {
+            return Ok(weight);
+        }
+        // The weight has no whole groups, or its operation has no kernels.
+        let quantized = quantized.filter(|quantized| !quantized.scheme.is_int4());
         let Some(quantized) = quantized else {
             if !place.is_always_plain
                 && place.kept.is_none()
@@ -127,7 +132,7 @@ impl WeightMap<'_> {
         let is_fixed = scheme.activations == Some(Quantization::Fixed(()));
         let input_scale = if is_fixed { self.input_scale(input_scales)? } else { UNKNOWN_SCALE };
         let activations = scheme.activations.map(|rounded| rounded.map(|()| input_scale));
-        let scales = Some(WeightScales { factors, by: scheme.weights, activations });
+        let scales = Some(WeightScales { factors, zero_points: None, by: scheme.weights, activations });
         Ok(Weight { scales, ..Weight::plain(data) })
     }
 

@@ -3,7 +3,7 @@
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Shape, Tensor};
 
-use super::{MadeScales, NormScaling, RoutingSkew, WeightCopy, WeightSource};
+use super::{Int4Copy, MadeScales, NormScaling, RoutingSkew, WeightCopy, WeightSource};
 use crate::checkpoint::RandomTensor;
 
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
@@ -101,5 +101,10 @@ impl SegmentLayout {
     /// Quantizes copy number `copy` while it is read, and computes its scales.
     pub fn quantize(&mut self, copy: usize, scales: MadeScales) {
         self.copies[copy].rounded = Some(scales);
+    }
+
+    /// Makes copy number `copy` one of 4-bit integers.
+    pub fn pack(&mut self, copy: usize, int4: Int4Copy) {
+        self.copies[copy].int4 = Some(int4);
     }
 }

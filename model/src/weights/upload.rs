@@ -5,7 +5,7 @@ use std::{cmp::Reverse, ops::ControlFlow};
 
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{
-    Backend, DType, Tensor,
+    Backend, DType, Tensor, int4,
     ops::{
         fill_random::{MatrixSlice, fill_random_part},
         transfer,
@@ -15,7 +15,8 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::{
-    Cut, MadeScales, NormScaling, RoutingSkew, WeightCopy, WeightError, WeightMap, WeightSource,
+    Cut, Int4Copy, MadeScales, NormScaling, RoutingSkew, WeightCopy, WeightError, WeightMap, WeightSource,
+    int4::Int4Rows,
     quantized_numbers::{quantized_parts, random_deviation},
     rounding::{buffer_for, rounded_parts, widen_all},
     scaling::{scaled_parts, spread},
@@ -100,6 +101,9 @@ fn upload_copy<B: Backend>(
             if let Some(scaling) = copy.norm {
                 return upload_norm(backend, &found, copy, scaling, buffers);
             }
+            if let Some(int4) = copy.int4 {
+                return upload_int4(backend, &found, copy, int4, &mut buffers.unpacked);
+            }
             if let Some(made) = copy.rounded {
                 return upload_quantized(backend, &found, copy, made, buffers);
             }
@@ -117,7 +121,12 @@ fn upload_copy<B: Backend>(
             }
             ones
         }
-        WeightSource::Random(_, RandomTensor::Drawn { seed }) => return draw(backend, copy, *seed),
+        WeightSource::Random(_, RandomTensor::Drawn { seed }) => {
+            return match copy.int4 {
+                Some(int4) => draw_int4(backend, copy, int4, *seed),
+                None => draw(backend, copy, *seed),
+            };
+        }
         WeightSource::SkewedRouter(_, seed, skew) => return draw_router(backend, copy, *seed, *skew),
         WeightSource::Constant(numbers) => numbers.iter().flat_map(|number| number.to_ne_bytes()).collect(),
         WeightSource::Zeros => vec![0; copy.bytes.as_usize()],
@@ -307,6 +316,86 @@ fn upload_quantized<B: Backend>(
     })?;
     each(&all)
 }
+
+/// Columns of a row at the destination, and the number of rows that are packed at a time.
+fn packed_rows(copy: &WeightCopy) -> (usize, usize) {
+    let columns = copy.row.0 + copy.row.1;
+    let blocks = (PACKED_AT_ONCE / columns / int4::BLOCK_ROWS).max(1);
+    (columns, blocks * int4::BLOCK_ROWS)
+}
+
+/// Copies a tensor of the checkpoint as 4-bit integers, with its scales and zero points. A tensor
+/// that is not packed is rounded.
+fn upload_int4<B: Backend>(
+    backend: &B,
+    found: &TensorInfo<'_>,
+    copy: &WeightCopy,
+    mut places: Int4Copy,
+    buffer: &mut Vec<u8>,
+) -> Result<(), LoadError> {
+    let ((columns, at_once), read, mut to) = (packed_rows(copy), copy.row.0, copy.to);
+    if let Some(packed) = &found.packed {
+        let (rows, first) = (found.rows().0, found.first_column());
+        for row in (0..rows).step_by(at_once) {
+            let end = rows.min(row + at_once);
+            let stored = found.stored_row(row)..found.stored_row(row) + end - row;
+            let packed = Int4Rows::of_packed(packed, stored, first..first + read, columns, &places);
+            fill_int4(backend, &packed, &mut to, &mut places)?;
+        }
+        return Ok(());
+    }
+    let dtype = DType::from(found.dtype);
+    let mut each = |part: &[u8]| {
+        part.chunks(at_once * read * dtype.size()).try_for_each(|rows| {
+            let packed = Int4Rows::rounded(rows, (dtype, read), columns, &places);
+            fill_int4(backend, &packed, &mut to, &mut places)
+        })
+    };
+    if found.is_in_place() {
+        return each(found.bytes);
+    }
+    // The whole tensor is gathered first, because blocks of rows do not end at the ends of unpacked
+    // parts.
+    let mut all = Vec::new();
+    unpacked_parts(found, buffer, |part| {
+        all.extend_from_slice(part);
+        Ok::<_, LoadError>(())
+    })?;
+    each(&all)
+}
+
+/// Draws the integers of a copy at random on the host, because any bits are integers.
+fn draw_int4<B: Backend>(backend: &B, copy: &WeightCopy, mut places: Int4Copy, seed: u64) -> Result<(), LoadError> {
+    let ((columns, at_once), mut to) = (packed_rows(copy), copy.to);
+    let (first, pitch) = copy.cut.as_ref().map_or((0, copy.row.0), Cut::place);
+    let rows = copy.kept.elements(copy.bytes) / columns;
+    for row in (0..rows).step_by(at_once) {
+        let start = (first + (row * pitch) as u64, pitch);
+        let packed = Int4Rows::random(seed, start, at_once.min(rows - row), columns, &places);
+        fill_int4(backend, &packed, &mut to, &mut places)?;
+    }
+    Ok(())
+}
+
+/// Copies rows of 4-bit integers, and moves the addresses to the next rows.
+fn fill_int4<B: Backend>(
+    backend: &B,
+    rows: &Int4Rows,
+    to: &mut Address,
+    places: &mut Int4Copy,
+) -> Result<(), LoadError> {
+    let scales = (&rows.scales, Some(&mut places.scales));
+    for (bytes, to) in [(&rows.words, Some(to)), scales, (&rows.zero_points, places.zero_points.as_mut())] {
+        if let Some(to) = to {
+            fill(backend, bytes, *to)?;
+            *to = to.offset(Bytes(bytes.len() as u64));
+        }
+    }
+    Ok(())
+}
+
+/// Elements that are packed at a time.
+const PACKED_AT_ONCE: usize = 1 << 25;
 
 /// Copies `source` to the address `to`.
 fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadError> {

@@ -31,6 +31,7 @@ mod golden_videos;
 mod golden_vision_families;
 mod hostile_pictures;
 mod hybrids;
+mod int4_weights;
 mod long_texts;
 mod packed_weights;
 mod picture_kinds;

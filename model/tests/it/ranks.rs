@@ -186,7 +186,7 @@ fn chunking_and_batching_do_not_change_results_on_ranks() {
 }
 
 /// The first logits of an answer on `of` ranks.
-fn logits(checkpoint: impl Fn() -> Checkpoint + Sync, folder: &str, of: usize) -> Vec<f32> {
+pub fn logits(checkpoint: impl Fn() -> Checkpoint + Sync, folder: &str, of: usize) -> Vec<f32> {
     let name = match folder {
         QWEN3_VL => "text_only",
         QWEN3_VL_MOE => "two_turns",

@@ -23,8 +23,9 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct MemoryRequirements {
     pub weights: Bytes,
-    /// Name of the scheme of the weights in memory. `None` if they are not quantized there.
-    pub quantization: Option<&'static str>,
+    /// The type of quantized weights in memory, and the name of their scheme. `None` if no weights
+    /// are quantized there.
+    pub quantization: Option<(&'static str, &'static str)>,
     /// Bytes of the temporaries of the largest step.
     pub step_workspace: Bytes,
     /// Shape of the sampling buffers.
@@ -175,7 +176,7 @@ impl MemoryRequirements {
         let graphs = target.has_graphs().then(|| GraphShape::of(envelope, model.config().decoder()));
         Ok(MemoryRequirements {
             weights: model.weight_bytes().round_up(page),
-            quantization: model.quantization_in_memory(),
+            quantization: model.quantization_in_memory().map(|name| (model.quantized_type(), name)),
             step_workspace: peak(true),
             sampling: SamplingShape {
                 rows: envelope.logit_rows(),
@@ -299,7 +300,7 @@ impl MemoryRequirements {
     }
 
     fn memory_without_kv(&self) -> MemoryPlan {
-        let format = self.quantization.map_or_else(String::new, |name| format!(", {} ({name})", Quantization::NAME));
+        let format = self.quantization.map_or_else(String::new, |(elements, name)| format!(", {elements} ({name})"));
         let how = format!("sum of tensors, 256-byte steps{format}");
         let mut plan = MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, how);
         plan.push(

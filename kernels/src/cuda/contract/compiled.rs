@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::entry_points::{EntryPoint, EntryPoints};
+use super::entry_points::{EntryPoint, EntryPoints, Generation};
 use crate::{DType, cuda::module_images::files_of};
 
 /// Names of entry points by source file.
@@ -18,23 +18,27 @@ type BySource = BTreeMap<String, BTreeSet<String>>;
 /// preceding target's code for all other files.
 const PARTIAL: &str = ".sm_89.ptx";
 
-/// For each target: the file name ending of its compiled files, the activation types, and `true` if
-/// the target is Hopper's machine code.
-const TARGETS: [(&str, &[DType], bool); 4] = [
-    (".sm_75.ptx", &[DType::F16], false),
-    (".sm_80.ptx", &[DType::F16, DType::BF16], false),
-    (PARTIAL, &[DType::F16, DType::BF16], false),
-    (".sm_90a.cubin", &[DType::F16, DType::BF16], true),
+const TURING: Generation = Generation { is_hopper: false, has_int4: false };
+const AMPERE: Generation = Generation { is_hopper: false, has_int4: true };
+const HOPPER: Generation = Generation { is_hopper: true, has_int4: true };
+
+/// For each target: the file name ending of its compiled files, the activation types, and its
+/// generation.
+const TARGETS: [(&str, &[DType], Generation); 4] = [
+    (".sm_75.ptx", &[DType::F16], TURING),
+    (".sm_80.ptx", &[DType::F16, DType::BF16], AMPERE),
+    (PARTIAL, &[DType::F16, DType::BF16], AMPERE),
+    (".sm_90a.cubin", &[DType::F16, DType::BF16], HOPPER),
 ];
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
 }
 
-fn entry_points(activations: &[DType], hopper: bool) -> Vec<EntryPoint> {
+fn entry_points(activations: &[DType], generation: Generation) -> Vec<EntryPoint> {
     let mut all = Vec::new();
     for activation in activations {
-        let found = EntryPoints::find(*activation, hopper, |entry| {
+        let found = EntryPoints::find(*activation, generation, |entry| {
             all.push(entry);
             Ok::<_, Infallible>(())
         });
@@ -43,9 +47,9 @@ fn entry_points(activations: &[DType], hopper: bool) -> Vec<EntryPoint> {
     all
 }
 
-fn in_table(activations: &[DType], hopper: bool) -> BySource {
+fn in_table(activations: &[DType], generation: Generation) -> BySource {
     let mut table = BySource::new();
-    for EntryPoint { source, name, .. } in entry_points(activations, hopper) {
+    for EntryPoint { source, name, .. } in entry_points(activations, generation) {
         table.entry(source.to_owned()).or_default().insert(name);
     }
     table
@@ -110,8 +114,8 @@ fn code_of(source: &str) -> String {
 
 #[test]
 fn the_table_has_every_compiled_entry_point_and_no_other() {
-    for (ending, activations, hopper) in TARGETS {
-        let (mut table, compiled) = (in_table(activations, hopper), in_compiled_files(ending));
+    for (ending, activations, generation) in TARGETS {
+        let (mut table, compiled) = (in_table(activations, generation), in_compiled_files(ending));
         if ending == PARTIAL {
             table.retain(|source, _| compiled.contains_key(source));
             assert!(!table.is_empty());
@@ -122,7 +126,7 @@ fn the_table_has_every_compiled_entry_point_and_no_other() {
 
 #[test]
 fn kernel_sources_wait_exactly_where_the_table_says() {
-    let all = [true, false].into_iter().flat_map(|hopper| entry_points(&[DType::F16], hopper));
+    let all = [HOPPER, AMPERE].into_iter().flat_map(|generation| entry_points(&[DType::F16], generation));
     let waits: BTreeMap<_, _> = all.map(|entry| (entry.source, entry.waits)).collect();
     assert!(waits.values().any(|waits| *waits) && waits.values().any(|waits| !waits));
     for (source, waits) in waits {
@@ -132,7 +136,7 @@ fn kernel_sources_wait_exactly_where_the_table_says() {
 
 #[test]
 fn a_missing_entry_point_fails_the_search() {
-    let found = EntryPoints::find(DType::F32, false, |entry| match entry.name.as_str() {
+    let found = EntryPoints::find(DType::F32, TURING, |entry| match entry.name.as_str() {
         "embed_f32" => Err(entry.name),
         _ => Ok(()),
     });

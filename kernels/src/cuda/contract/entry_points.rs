@@ -42,6 +42,7 @@ const LAYER_NORM: Source = waiting("layer_norm");
 const GEMM_TILED_E4M3: Source = in_order("gemm_tiled_e4m3");
 const GEMM_SMALL_M: Source = waiting("gemm_small_m");
 const GEMM_SMALL_M_E4M3: Source = waiting("gemm_small_m_e4m3");
+const GEMM_INT4: Source = waiting("gemm_int4");
 const GEMM_LARGE_M: Source = waiting("gemm_large_m");
 const GEMM_LARGE_M_E4M3: Source = waiting("gemm_large_m_e4m3");
 const QUANTIZE: Source = waiting("quantize");
@@ -59,6 +60,15 @@ pub(in crate::cuda) struct EntryPoint {
     pub name: String,
     /// `true` if the kernel waits for the preceding kernel on the device.
     pub waits: bool,
+}
+
+/// The groups of entry points that the device code for a GPU generation has.
+#[derive(Clone, Copy)]
+pub(in crate::cuda) struct Generation {
+    /// `true` for Hopper's machine code.
+    pub is_hopper: bool,
+    /// `true` from sm_80 on.
+    pub has_int4: bool,
 }
 
 /// A value `F` for each entry point, for one activation type. In a launch, `F`
@@ -87,6 +97,8 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub layer_norm: F,
     /// `None` if Hopper's kernels replace these kernels.
     pub gemm_tiled: Option<Tiled<F>>,
+    /// `None` on GPUs before sm_80.
+    pub int4: Option<Int4<F>>,
     pub patchify: F,
     pub position_grid: F,
     pub quantize: F,
@@ -246,6 +258,12 @@ pub(in crate::cuda) struct Tiled<F> {
     pub large_m: F,
 }
 
+/// GEMMs with weights of 4-bit integers.
+pub(in crate::cuda) struct Int4<F> {
+    pub small_m: BySmallMRows<F>,
+    pub dequantize: F,
+}
+
 /// GEMMs of many rows with quantized weights.
 pub(in crate::cuda) struct LargeMQuantized<F> {
     pub plain: F,
@@ -256,17 +274,17 @@ pub(in crate::cuda) struct LargeMQuantized<F> {
 }
 
 impl<F> EntryPoints<F> {
-    /// Calls `find` for each entry point for activations of type `activation`, including the entry
-    /// points of Hopper's machine code if `hopper` is true.
+    /// Calls `find` for each entry point for activations of type `activation` that `generation` has.
     ///
     /// # Errors
     /// The first error that `find` returns.
     pub(in crate::cuda) fn find<E>(
         activation: DType,
-        hopper: bool,
+        generation: Generation,
         find: impl FnMut(EntryPoint) -> Result<F, E>,
     ) -> Result<Self, E> {
         let mut all = Finder { activation: activation.name(), find };
+        let Generation { is_hopper: hopper, has_int4 } = generation;
         Ok(EntryPoints {
             add_experts: all.typed(EXPERTS, "add_experts")?,
             add_experts_rms_norm: all.typed(RMS_NORM, "add_experts_rms_norm")?,
@@ -289,6 +307,7 @@ impl<F> EntryPoints<F> {
             gelu_quick: all.typed(GELU, "gelu_quick")?,
             layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
             gemm_tiled: if hopper { None } else { Some(Tiled::find(&mut all)?) },
+            int4: if has_int4 { Some(Int4::find(&mut all)?) } else { None },
             patchify: all.typed(in_order("patchify"), "patchify")?,
             position_grid: all.typed(waiting("position_grid"), "position_grid")?,
             quantize: all.typed(QUANTIZE, "quantize")?,
@@ -470,6 +489,15 @@ impl<F> Tiled<F> {
         Ok(Tiled {
             small_m: [small_m(a)?, small_m(b)?, small_m(c)?],
             large_m: all.named(GEMM_TILED_E4M3, "gemm_tiled_e4m3_large_m")?,
+        })
+    }
+}
+
+impl<F> Int4<F> {
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
+        Ok(Int4 {
+            small_m: all.by_small_m_rows(GEMM_INT4, "gemm_int4")?,
+            dequantize: all.typed(GEMM_INT4, "dequantize_int4")?,
         })
     }
 }

@@ -14,7 +14,9 @@ mod numbers;
 mod row_numbers;
 mod sizes;
 
-pub(super) use entry_points::{EntryPoint, EntryPoints, Experts, HopperEntryPoints, PagedHopper, QuantizedCache};
+pub(super) use entry_points::{
+    EntryPoint, EntryPoints, Experts, Generation, HopperEntryPoints, PagedHopper, QuantizedCache,
+};
 pub(super) use numbers::{fp8 as quantize, *};
 pub(super) use row_numbers::*;
 pub(super) use sizes::{GATED_WIDTHS, PLACES, SmallMRows, TILED_ROWS};

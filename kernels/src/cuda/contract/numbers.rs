@@ -379,6 +379,56 @@ contract! {
         const IS_BF16: u32 = 8;
     }
 
+    /// gemm_int4.cu: GEMMs with weights of 4-bit integers by groups of columns.
+    mod gemm_int4 {
+        /// Maximum number of rows of x.
+        const ROWS_MAX: usize = SmallMRows::R64.rows();
+        /// Weight rows per tile.
+        const TILE_ROWS: usize = 128;
+        /// Columns per step.
+        const STEP_COLUMNS: usize = 128;
+        /// Threads per thread block.
+        const THREADS: usize = 128;
+        /// Maximum number of streams that may launch at the same time. Each stream has separate
+        /// counters.
+        const STREAMS: usize = 8;
+        /// Counters per stream, one per tile.
+        const STREAM_COUNTERS: usize = 4096;
+        /// Bytes of shared memory for a value that the threads of a block exchange.
+        const EXCHANGED_BYTES: usize = 16;
+        /// Bit of `flags`: the product is added to the output.
+        const ADD_TO_OUT: u32 = 1;
+        /// Bit of `flags`: the output is f32.
+        const OUT_IS_F32: u32 = 2;
+        /// Bit of `flags`: half of the features are gates for the other half.
+        const GATED: u32 = 4;
+
+        by SmallMRows:
+        /// Pipeline stages. A stage has the weights and the rows of x of one step.
+        fn stages(rows) -> usize {
+            match rows {
+                SmallMRows::R8 => 5,
+                SmallMRows::R16 | SmallMRows::R32 | SmallMRows::R64 => 4,
+            }
+        }
+        /// Bytes of dynamic shared memory.
+        fn shared_bytes(rows) -> usize {
+            stages(rows) * (TILE_ROWS * STEP_COLUMNS / 2 + rows.rows() * STEP_COLUMNS * 2) + EXCHANGED_BYTES
+        }
+        /// Thread blocks that an SM runs at once, if it has enough shared memory.
+        fn blocks(rows) -> usize {
+            match rows {
+                SmallMRows::R8 | SmallMRows::R16 => 4,
+                SmallMRows::R32 => 3,
+                SmallMRows::R64 => 2,
+            }
+        }
+        /// f32 numbers of a partial tile that a thread block leaves for another to add up.
+        fn part_numbers(rows) -> usize {
+            TILE_ROWS * rows.rows()
+        }
+    }
+
     /// gemm_medium_m.cu: gated GEMMs of some hundred rows.
     mod gemm_medium_m {
         /// Thread blocks per cluster. They compute tiles of adjacent rows.

@@ -351,6 +351,7 @@ impl<'t> Trial<'t> {
             x: self.x,
             bias,
             weight_scales: scales,
+            weight_zero_points: 0,
             x_scales: if self.problem.x_scales() == 0 { 0 } else { self.x_scales },
             x_scale,
             out: self.out,

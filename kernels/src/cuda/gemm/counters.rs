@@ -1,4 +1,5 @@
-//! Counters through which the thread blocks of the small-m kernel wait for one another.
+//! Counters through which thread blocks find out which of them finishes a tile last, in the small-m
+//! kernel and in the kernel for weights of 4-bit integers.
 
 use std::sync::{
     Arc,
@@ -29,21 +30,25 @@ pub(in super::super) struct Counters {
 }
 
 impl Counters {
-    /// Takes a set of counters for `stream`. Returns `None` if the device does not have the small-m
-    /// kernel, or if eight other streams use all sets.
+    /// Takes a set of counters for `stream`. Returns `None` if the device has none of these kernels,
+    /// or if eight other streams use all sets. Launches of both kernels in one stream share a set.
     pub(in super::super) fn take(
         functions: &Functions,
         sets: &Arc<CounterSets>,
         stream: &Arc<Overhead<Stream>>,
     ) -> Result<Option<Counters>, OpenError> {
-        if !functions.is_machine_code() {
+        let (file, variable) = if functions.is_machine_code() {
+            ("gemm_small_m", c"gemm_small_m_counters")
+        } else if functions.entry_points().int4.is_some() {
+            ("gemm_int4", c"gemm_int4_counters")
+        } else {
             return Ok(None);
-        }
+        };
         let free = |taken: u32| (taken.trailing_ones() < STREAMS as u32).then(|| taken | (taken + 1));
         let Ok(taken) = sets.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return Ok(None) };
         let set = taken.trailing_ones() as usize;
         let mut counters = Counters { address: Address(0), set, sets: sets.clone(), stream: stream.clone() };
-        let first = functions.variable("gemm_small_m", c"gemm_small_m_counters")?;
+        let first = functions.variable(file, variable)?;
         counters.address = first.offset(DType::U32.bytes(set * STREAM_COUNTERS));
         Ok(Some(counters))
     }

@@ -42,6 +42,7 @@ impl GemmLane {
             is_hopper: entry_points.hopper.is_some(),
             has_counters: counters.is_some(),
             has_tiled: entry_points.gemm_tiled.is_some(),
+            has_int4: entry_points.int4.is_some(),
             sms: kernels.target.sms,
             library_version: kernels.blas.version(),
         };

@@ -2,6 +2,7 @@
 
 use super::{
     super::lane::Cuda,
+    int4,
     large_m::{self, Output},
     medium_m,
     plan::GemmPlan,
@@ -36,6 +37,8 @@ pub(super) unsafe fn launch(
             GemmPlan::MediumM => medium_m::launch(cuda, problem, operands),
             GemmPlan::LargeM => large_m::launch(cuda, problem, operands, output),
             GemmPlan::Tiled => tiled::launch(cuda, problem, operands),
+            GemmPlan::Int4 => int4::launch(cuda, problem, operands),
+            GemmPlan::DequantizedInt4 => unreachable!("its GEMMs are planned one by one"),
             GemmPlan::Library { rest } => library(cuda, problem, operands, rest),
         }
     }

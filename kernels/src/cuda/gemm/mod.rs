@@ -5,15 +5,17 @@
 //! | part | files |
 //! |---|---|
 //! | description of a GEMM | `problem`, `operands` |
-//! | choice of a kernel | `table`, `plan`, `tiles`, `scale_scratch`, all pure; `planning` |
+//! | choice of a kernel | `table`, `plan`, `tiles`, `scale_scratch`, `int4_slices`, all pure; `planning` |
 //! | autotuning and its results | `algorithm`, `tuned`, `tuning`, `recorded`, `autotune`, `compare` |
-//! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled`, `transposed_scales`, `blas` |
+//! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled`, `int4`, `transposed_scales`, `blas` |
 
 mod algorithm;
 mod autotune;
 mod blas;
 mod compare;
 mod counters;
+mod int4;
+mod int4_slices;
 mod lane;
 mod large_m;
 mod launch;
@@ -37,6 +39,7 @@ mod tuning;
 pub(super) use autotune::measure;
 pub(super) use blas::Blas;
 pub(super) use counters::CounterSets;
+pub(crate) use int4_slices::slice_bytes as int4_slice_bytes;
 pub(super) use lane::GemmLane;
 pub(super) use linear::{gated_linear, linear};
 pub(super) use operands::Operands;

@@ -14,6 +14,8 @@ pub(in super::super) struct Operands<'a> {
     pub x: &'a Tensor<'a>,
     pub weight: &'a Tensor<'a>,
     pub weight_scales: Address,
+    /// Address of the zero points of 4-bit integers, or 0 if there are no zero points.
+    pub weight_zero_points: Address,
     /// Address of the scales of x, or 0 if all of x has the scale `x_scale`.
     pub x_scales: Address,
     pub x_scale: f32,
@@ -24,7 +26,8 @@ impl<'a> Operands<'a> {
     /// the weight's blocks have fewer rows than the kernels support.
     pub(in super::super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
         let scheme = weight.scheme();
-        if scheme.and_then(|scheme| scheme.weights.block_rows()).is_some_and(|height| height < BLOCK_ROWS_MIN) {
+        let fp8 = scheme.filter(|scheme| scheme.activations.is_some());
+        if fp8.and_then(|scheme| scheme.weights.block_rows()).is_some_and(|height| height < BLOCK_ROWS_MIN) {
             return None;
         }
         let (x, x_scales, x_scale) = match weight.wants() {
@@ -38,7 +41,9 @@ impl<'a> Operands<'a> {
             }
         };
         let weight_scales = weight.scales.as_ref().map_or(Address(0), |scales| scales.factors.address());
-        Some(Operands { scheme, x, weight: &weight.data, weight_scales, x_scales, x_scale })
+        let zero_points = weight.scales.as_ref().and_then(|scales| scales.zero_points.as_ref());
+        let weight_zero_points = zero_points.map_or(Address(0), Tensor::address);
+        Some(Operands { scheme, x, weight: &weight.data, weight_scales, weight_zero_points, x_scales, x_scale })
     }
 
     /// Returns the shape of the GEMM, without a gate or accumulation.
@@ -64,10 +69,11 @@ impl<'a> Operands<'a> {
             x: self.x.address().0,
             bias: bias.map(|bias| bias.address().0),
             weight_scales: self.weight_scales.0,
+            weight_zero_points: self.weight_zero_points.0,
             x_scales: self.x_scales.0,
             x_scale: self.x_scale,
             out: out.address().0,
-            out_is_rounded: out.dtype().needs_scales(),
+            out_is_rounded: out.dtype() == Quantization::ELEMENTS,
             workspace: scratch.address().0,
             workspace_bytes: scratch.bytes().as_usize(),
         }

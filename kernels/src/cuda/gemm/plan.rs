@@ -42,6 +42,10 @@ pub(super) enum GemmPlan {
     MediumM,
     LargeM,
     Tiled,
+    /// The kernel for weights of 4-bit integers.
+    Int4,
+    /// Unquantized GEMMs of dequantized slices of a weight of 4-bit integers.
+    DequantizedInt4,
     /// cuBLASLt, except for the last `rest` rows, which the small-m kernel computes.
     Library {
         rest: usize,
@@ -79,12 +83,15 @@ impl<M: Measurements> Planner<'_, M> {
     /// `None` for a gated GEMM that is computed as an ungated GEMM followed by the gate.
     ///
     /// # Errors
-    /// The device is lost.
+    /// The device is lost, or no kernel supports a GEMM with a weight of 4-bit integers.
     pub(super) fn plan(
         &mut self,
         problem: GemmProblem,
         operands: GemmOperands,
     ) -> Result<Option<GemmPlan>, KernelError> {
+        if problem.is_int4() {
+            return self.int4(problem, operands);
+        }
         if let Some(cut) = self.small_m(problem, operands)? {
             return Ok(Some(GemmPlan::SmallM(cut)));
         }
@@ -107,6 +114,18 @@ impl<M: Measurements> Planner<'_, M> {
         let is_ours = self.backend == GemmBackend::Ours && self.has_pieces(problem, operands);
         let has_library = !is_ours && self.library_has(problem, operands)?;
         Ok(Some(if has_library { GemmPlan::Library { rest: rest_of(problem) } } else { GemmPlan::SmallMPieces }))
+    }
+
+    /// Chooses the kernel for a weight of 4-bit integers. The choice depends only on the number of
+    /// rows and on the limits of the kernels. A gated GEMM that neither kernel supports is computed as
+    /// an ungated GEMM followed by the gate.
+    fn int4(&self, problem: GemmProblem, operands: GemmOperands) -> Result<Option<GemmPlan>, KernelError> {
+        let plans = [(Kernel::DequantizedInt4, GemmPlan::DequantizedInt4), (Kernel::Int4, GemmPlan::Int4)];
+        let found = plans.into_iter().find(|(kernel, _)| self.gpu.supports(*kernel, problem, operands));
+        match found {
+            None if !problem.gates => Err(KernelError::NoKernel { op: "linear" }),
+            found => Ok(found.map(|(_, plan)| plan)),
+        }
     }
 
     /// Returns `true` if the small-m kernel supports the GEMM when the GEMM is split into launches
@@ -237,7 +256,7 @@ mod tests {
 
     use super::{
         super::{
-            problem::testing::{FIXED, gated, operands, problem, quantized},
+            problem::testing::{FIXED, gated, int4, operands, problem, quantized},
             table::testing::{ADA, HOPPER},
         },
         *,
@@ -367,6 +386,25 @@ mod tests {
             assert_eq!(plan(quantized(BLOCKS, rows)), Some(GemmPlan::Tiled));
             assert_eq!(plan(problem(rows, 4608, 3584)), WHOLE);
             assert_eq!(plan(gated(rows, 18_944, 3584)), None);
+        }
+    }
+
+    #[test]
+    fn weights_of_4_bit_integers_are_dequantized_for_many_rows() {
+        for (gpu, backend) in
+            [(HOPPER, GemmBackend::Measured), (HOPPER, GemmBackend::Ours), (ADA, GemmBackend::Library)]
+        {
+            let mut found = Found { library_refuses: true, ..measured(GemmAlgorithm::LargeM) };
+            let mut planner = planner(gpu, backend, &mut found);
+            for (rows, expected) in [(1, GemmPlan::Int4), (256, GemmPlan::Int4), (257, GemmPlan::DequantizedInt4)] {
+                let gated = GemmProblem { scheme: int4(rows, 64).scheme, ..gated(rows, 18_944, 3584) };
+                for problem in [int4(rows, 64), gated] {
+                    let plan = planner.plan(problem, operands(256 << 20)).expect("there is a kernel");
+                    assert_eq!(plan, Some(expected), "{problem:?}");
+                    assert!(!planner.can_compare_large_m(problem, operands(256 << 20)).expect("the device answers"));
+                }
+            }
+            planner.plan(int4(1, 64), GemmOperands { x: 8, ..operands(256 << 20) }).expect_err("x is not aligned");
         }
     }
 

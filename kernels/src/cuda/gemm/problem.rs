@@ -50,6 +50,16 @@ impl GemmProblem {
         self.scheme.is_none()
     }
 
+    /// Returns `true` if the weight has 4-bit integers, so that x is not quantized.
+    pub(super) fn is_int4(&self) -> bool {
+        self.scheme.is_some_and(QuantizationScheme::is_int4)
+    }
+
+    /// Returns `true` if weight and x are FP8.
+    pub(super) fn is_fp8(&self) -> bool {
+        self.scheme.is_some_and(|scheme| scheme.activations.is_some())
+    }
+
     /// Returns the type of the elements of the weight.
     pub(super) fn weight_type(&self, activation: DType) -> DType {
         self.scheme.map_or(activation, |scheme| scheme.elements)
@@ -60,10 +70,10 @@ impl GemmProblem {
         self.scheme.map_or(activation, |scheme| scheme.operand(activation))
     }
 
-    /// Returns the number of rows of a block of the weight with one scale, or `None` if the scales
-    /// are not by blocks.
+    /// Returns the number of rows of a block of an FP8 weight with one scale, or `None` if the
+    /// scales are not by blocks.
     pub(super) fn block_rows(&self) -> Option<usize> {
-        self.scheme?.weights.block_rows()
+        self.scheme.filter(|_| self.is_fp8())?.weights.block_rows()
     }
 
     /// Returns the number of scales that each row of x has in memory.
@@ -108,6 +118,8 @@ pub(in super::super) struct GemmOperands {
     pub bias: Option<u64>,
     /// Address of the weight's scales, if the weight has scales.
     pub weight_scales: u64,
+    /// Address of the zero points of 4-bit integers, or 0 if there are no zero points.
+    pub weight_zero_points: u64,
     /// Address of the scales of x, if x has several scales.
     pub x_scales: u64,
     /// The scale of x, if one scale applies to all of x.
@@ -132,6 +144,11 @@ pub(super) mod testing {
     /// A GEMM with a quantized weight.
     pub(in super::super) fn quantized(scheme: QuantizationScheme, rows: usize) -> GemmProblem {
         GemmProblem { scheme: Some(scheme), ..problem(rows, 4608, 3584) }
+    }
+
+    /// A GEMM with a weight of 4-bit integers with a scale for each `group` columns.
+    pub(in super::super) fn int4(rows: usize, group: usize) -> GemmProblem {
+        quantized(QuantizationScheme::int4(group, false), rows)
     }
 
     /// An ungated, unquantized GEMM without a bias whose rows have no gaps.
@@ -162,6 +179,7 @@ pub(super) mod testing {
             x: 1024,
             bias: None,
             weight_scales: 2048,
+            weight_zero_points: 0,
             x_scales: 4096,
             x_scale: 1.0,
             out: 8192,

@@ -4,11 +4,12 @@ use std::ops::RangeInclusive;
 
 use super::{
     super::contract::gemm_small_m::{GATE_ROWS, ROWS_MAX as SMALL_M_ROWS},
+    int4_slices,
     problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS},
     scale_scratch,
-    tiles::SmallMTiles,
+    tiles::{Int4Tiles, SmallMTiles},
 };
-use crate::{DType, Quantization, QuantizationScheme};
+use crate::{DType, Quantization, QuantizationScheme, int4::BLOCK_ROWS};
 
 /// A family of kernels that compute GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,10 @@ pub(super) enum Kernel {
     LargeM,
     /// Quantized GEMMs on GPU generations other than Hopper (`gemm_tiled_e4m3.cu`).
     Tiled,
+    /// Streams a weight of 4-bit integers, in launches of up to 64 rows (`gemm_int4.cu`).
+    Int4,
+    /// Unquantized GEMMs of dequantized slices of a weight of 4-bit integers.
+    DequantizedInt4,
     /// cuBLASLt, loaded at run time.
     Library,
 }
@@ -30,10 +35,12 @@ pub(super) enum Kernel {
 pub(super) struct Gpu {
     /// `true` if the Hopper machine code is loaded.
     pub is_hopper: bool,
-    /// `true` if this lane has counters for [`Kernel::SmallM`].
+    /// `true` if this lane has counters for [`Kernel::SmallM`] and [`Kernel::Int4`].
     pub has_counters: bool,
     /// `true` if the kernels of [`Kernel::Tiled`] are loaded.
     pub has_tiled: bool,
+    /// `true` if the kernels for weights of 4-bit integers are loaded.
+    pub has_int4: bool,
     pub sms: usize,
     /// Version of cuBLASLt, such as 130,002 for 13.0.2.
     pub library_version: usize,
@@ -42,21 +49,23 @@ pub(super) struct Gpu {
 /// The quantization schemes to which a row of the table applies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Schemes {
-    All,
+    UnquantizedAndFp8,
     Unquantized,
-    Quantized,
+    Fp8,
     ByRows,
     ByBlocks,
+    Int4,
 }
 
 impl Schemes {
     fn contain(self, problem: GemmProblem) -> bool {
         match self {
-            Schemes::All => true,
+            Schemes::UnquantizedAndFp8 => !problem.is_int4(),
             Schemes::Unquantized => problem.is_unquantized(),
-            Schemes::Quantized => !problem.is_unquantized(),
+            Schemes::Fp8 => problem.is_fp8(),
             Schemes::ByRows => problem.scheme == Some(QuantizationScheme::ROW),
             Schemes::ByBlocks => problem.block_rows().is_some(),
+            Schemes::Int4 => problem.is_int4(),
         }
     }
 }
@@ -119,8 +128,35 @@ const LARGE_M: Capability = Capability {
 const LIBRARY_QUANTIZED: Capability =
     Capability { can_write_f32: false, out_alignment: TMA, library_version: 120_900, ..ANY };
 
-const CAPABILITIES: [Capability; 11] = [
-    Capability { kernel: Kernel::SmallM, schemes: Schemes::All, rows: 1..=SMALL_M_ROWS, input_alignment: TMA, ..ANY },
+/// Limits of the kernels for weights of 4-bit integers, which read 16 bytes and blocks of rows at once.
+const INT4: Capability = Capability {
+    kernel: Kernel::Int4,
+    schemes: Schemes::Int4,
+    features_multiple: BLOCK_ROWS,
+    input_alignment: TMA,
+    ..ANY
+};
+
+/// Dequantization of a weight takes about ten times as long as reading it, so it pays for more rows
+/// than a few launches of the kernel for 64 rows compute. The other limits are those of the large-m
+/// kernels, so that no GEMM of a slice is planned with the small-m kernel: it would read the slice
+/// before the dequantization has ended.
+const DEQUANTIZED_INT4: Capability = Capability {
+    kernel: Kernel::DequantizedInt4,
+    schemes: Schemes::Int4,
+    rows: MEMORY_BOUND_ROWS + 1..=usize::MAX,
+    features_multiple: BLOCK_ROWS,
+    ..LARGE_M
+};
+
+const CAPABILITIES: [Capability; 15] = [
+    Capability {
+        kernel: Kernel::SmallM,
+        schemes: Schemes::UnquantizedAndFp8,
+        rows: 1..=SMALL_M_ROWS,
+        input_alignment: TMA,
+        ..ANY
+    },
     Capability {
         kernel: Kernel::SmallM,
         gates: true,
@@ -144,9 +180,13 @@ const CAPABILITIES: [Capability; 11] = [
     },
     LARGE_M,
     Capability { gates: true, can_accumulate: false, ..LARGE_M },
-    Capability { schemes: Schemes::Quantized, ..LARGE_M },
-    Capability { schemes: Schemes::Quantized, gates: true, can_accumulate: false, ..LARGE_M },
-    Capability { kernel: Kernel::Tiled, schemes: Schemes::Quantized, input_alignment: TMA, ..ANY },
+    Capability { schemes: Schemes::Fp8, ..LARGE_M },
+    Capability { schemes: Schemes::Fp8, gates: true, can_accumulate: false, ..LARGE_M },
+    Capability { kernel: Kernel::Tiled, schemes: Schemes::Fp8, input_alignment: TMA, ..ANY },
+    INT4,
+    Capability { gates: true, ..INT4 },
+    DEQUANTIZED_INT4,
+    Capability { gates: true, can_accumulate: false, ..DEQUANTIZED_INT4 },
     ANY,
     Capability { schemes: Schemes::ByRows, ..LIBRARY_QUANTIZED },
     Capability { schemes: Schemes::ByBlocks, ..LIBRARY_QUANTIZED },
@@ -183,10 +223,16 @@ impl Gpu {
         let is_usable = |row: &Capability| {
             match kernel {
                 Kernel::SmallM => {
-                    self.has_counters && SmallMTiles::all_fit(problem, self.sms, operands.workspace_bytes)
+                    self.is_hopper
+                        && self.has_counters
+                        && SmallMTiles::all_fit(problem, self.sms, operands.workspace_bytes)
                 }
                 Kernel::MediumM | Kernel::LargeM => self.is_hopper,
                 Kernel::Tiled => self.has_tiled,
+                Kernel::Int4 => {
+                    self.has_int4 && self.has_counters && Int4Tiles::fit(problem, self.sms, operands.workspace_bytes)
+                }
+                Kernel::DequantizedInt4 => self.has_int4 && int4_slices::fits(problem, operands),
                 // For quantized GEMMs, kernels of Hopper's machine code convert the scales and
                 // compute the rows that the library does not support.
                 Kernel::Library => {
@@ -205,17 +251,29 @@ pub(super) mod testing {
     use super::*;
 
     /// An H200 with cuBLASLt 13.
-    pub(in super::super) const HOPPER: Gpu =
-        Gpu { is_hopper: true, has_counters: true, has_tiled: false, sms: 132, library_version: 130_002 };
+    pub(in super::super) const HOPPER: Gpu = Gpu {
+        is_hopper: true,
+        has_counters: true,
+        has_tiled: false,
+        has_int4: true,
+        sms: 132,
+        library_version: 130_002,
+    };
     /// An RTX 4090 with cuBLASLt 13.
-    pub(in super::super) const ADA: Gpu =
-        Gpu { is_hopper: false, has_counters: false, has_tiled: true, sms: 128, library_version: 130_002 };
+    pub(in super::super) const ADA: Gpu = Gpu {
+        is_hopper: false,
+        has_counters: true,
+        has_tiled: true,
+        has_int4: true,
+        sms: 128,
+        library_version: 130_002,
+    };
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::problem::testing::{FIXED, gated, operands, problem, quantized},
+        super::problem::testing::{FIXED, gated, int4, operands, problem, quantized},
         testing::{ADA, HOPPER},
         *,
     };
@@ -224,8 +282,8 @@ mod tests {
 
     /// The kernels that support a GEMM on an H200.
     fn kernels(problem: GemmProblem, operands: GemmOperands) -> Vec<Kernel> {
-        use Kernel::{LargeM, Library, MediumM, SmallM, Tiled};
-        let all = [SmallM, MediumM, LargeM, Tiled, Library];
+        use Kernel::{DequantizedInt4, Int4, LargeM, Library, MediumM, SmallM, Tiled};
+        let all = [SmallM, MediumM, LargeM, Tiled, Int4, DequantizedInt4, Library];
         all.into_iter().filter(|kernel| HOPPER.supports(*kernel, problem, operands)).collect()
     }
 
@@ -273,6 +331,36 @@ mod tests {
                 operands(WORKSPACE)
             )));
         }
+    }
+
+    #[test]
+    fn weights_of_4_bit_integers_have_kernels_on_every_gpu_with_bf16() {
+        use Kernel::{DequantizedInt4, Int4};
+        let roomy = operands(256 << 20);
+        for group in [32, 64, 128] {
+            let whole = int4(64, group);
+            let gated = GemmProblem { scheme: whole.scheme, ..gated(64, 18_944, 3584) };
+            let logits = GemmProblem { out_is_f32: true, accumulates: true, has_bias: true, ..whole };
+            assert_eq!(kernels(GemmProblem { rows: 257, ..logits }, roomy), [Int4]);
+            for problem in [whole, gated, GemmProblem { has_bias: true, ..whole }] {
+                for rows in [1, 64, 65, 256] {
+                    assert_eq!(kernels(GemmProblem { rows, ..problem }, roomy), [Int4], "{rows} rows");
+                }
+                let many = GemmProblem { rows: 257, ..problem };
+                assert_eq!(kernels(many, roomy), [Int4, DequantizedInt4]);
+                assert_eq!(kernels(many, operands(WORKSPACE)), [Int4], "the workspace has no space for a slice");
+                assert!([Int4, DequantizedInt4].iter().all(|kernel| ADA.supports(*kernel, many, roomy)));
+                let turing = Gpu { has_int4: false, ..ADA };
+                assert!(![Int4, DequantizedInt4].iter().any(|kernel| turing.supports(*kernel, many, roomy)));
+            }
+        }
+        let lacks = |problem, operands| assert_eq!(kernels(problem, operands), []);
+        lacks(GemmProblem { out_features: 4600, ..int4(8, 128) }, roomy);
+        lacks(GemmProblem { x_pitch: 3588, ..int4(8, 128) }, roomy);
+        lacks(int4(8, 128), GemmOperands { x: 1032, ..roomy });
+        lacks(int4(8, 128), GemmOperands { weight: 520, ..roomy });
+        lacks(int4(8, 128), operands(0));
+        lacks(int4(300, 128), GemmOperands { out_is_rounded: true, ..roomy });
     }
 
     #[test]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::contract::{
-        GATED_WIDTHS, SmallMRows, gemm_large_m, gemm_medium_m,
+        GATED_WIDTHS, SmallMRows, gemm_int4, gemm_large_m, gemm_medium_m,
         gemm_small_m::{GATE_ROWS, STEP_COLUMNS, STREAM_COUNTERS, TEAM, TILE_ROWS, part_numbers},
     },
     problem::GemmProblem,
@@ -73,6 +73,42 @@ impl SmallMTiles {
             let tiles = SmallMTiles::of(problem, *cut, sms);
             tiles.part_bytes(kernel_rows).as_usize() <= workspace_bytes && tiles.tiles <= STREAM_COUNTERS
         })
+    }
+}
+
+/// The units of work and thread blocks of a launch of the kernel for weights of 4-bit integers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Int4Tiles {
+    pub tiles: usize,
+    pub blocks: usize,
+    /// Units of each thread block. A unit is one step of one tile.
+    pub units: usize,
+}
+
+impl Int4Tiles {
+    /// Divides the units equally among the thread blocks that the device runs at once. If there are
+    /// few units, an SM gets fewer thread blocks, because thread blocks with few units add up many
+    /// partial sums.
+    pub(super) fn of(problem: GemmProblem, kernel_rows: SmallMRows, sms: usize) -> Self {
+        /// Units of a thread block from which an SM runs more than half of its thread blocks.
+        const UNITS: usize = 5;
+        use gemm_int4::{STEP_COLUMNS, TILE_ROWS, blocks};
+        let across = TILE_ROWS / if problem.gates { 2 } else { 1 };
+        let tiles = problem.features().div_ceil(across);
+        let total = tiles * problem.in_features.div_ceil(STEP_COLUMNS);
+        let most = blocks(kernel_rows);
+        let of_sm = (total / (sms * UNITS)).clamp(most.div_ceil(2), most);
+        let units = total.div_ceil(sms * of_sm).max(1);
+        Int4Tiles { tiles, blocks: total.div_ceil(units), units }
+    }
+
+    /// Returns `true` if the workspace has space for the partial sums of a launch of up to
+    /// `ROWS_MAX` rows, and there is a counter for each tile.
+    pub(super) fn fit(problem: GemmProblem, sms: usize, workspace_bytes: usize) -> bool {
+        let Some(kernel_rows) = SmallMRows::holding(problem.rows.min(gemm_int4::ROWS_MAX)) else { return false };
+        let tiles = Int4Tiles::of(problem, kernel_rows, sms);
+        let parts = DType::F32.bytes(2 * tiles.blocks * gemm_int4::part_numbers(kernel_rows));
+        parts.as_usize() <= workspace_bytes && tiles.tiles <= gemm_int4::STREAM_COUNTERS
     }
 }
 
@@ -147,6 +183,28 @@ mod tests {
         }
         let kernel_rows = [0, 1, 8, 9, 64, 65].map(|rows| SmallMRows::holding(rows).map(SmallMRows::rows));
         assert_eq!(kernel_rows, [None, Some(8), Some(8), Some(16), Some(64), None]);
+    }
+
+    #[test]
+    fn thread_blocks_have_all_units_of_a_weight_of_4_bit_integers() {
+        use super::super::problem::testing::int4;
+        let ungated = [16, 80, 3584, 152_064].map(|out_features| GemmProblem { out_features, ..int4(8, 128) });
+        let gated =
+            [16, 80, 18_944].map(|features| GemmProblem { scheme: int4(8, 128).scheme, ..gated(8, features, 3584) });
+        for problem in ungated.into_iter().chain(gated) {
+            for (rows, most) in [(SmallMRows::R8, 4), (SmallMRows::R64, 2)] {
+                let tiles = Int4Tiles::of(problem, rows, 132);
+                assert!((1..=132 * most).contains(&tiles.blocks), "{problem:?}: {tiles:?}");
+                let total = tiles.tiles * 28;
+                assert!(tiles.blocks * tiles.units >= total && (tiles.blocks - 1) * tiles.units < total);
+                assert!(Int4Tiles::fit(problem, 132, 32 << 20));
+            }
+        }
+        let down = GemmProblem { in_features: 18_944, x_pitch: 18_944, out_features: 3584, ..int4(1, 128) };
+        assert_eq!(Int4Tiles::of(down, SmallMRows::R8, 132), Int4Tiles { tiles: 28, blocks: 518, units: 8 });
+        let few = GemmProblem { out_features: 3584, ..int4(1, 128) };
+        assert_eq!(Int4Tiles::of(few, SmallMRows::R8, 132), Int4Tiles { tiles: 28, blocks: 262, units: 3 });
+        assert!(!Int4Tiles::fit(GemmProblem { rows: 0, ..down }, 132, 32 << 20));
     }
 
     #[test]

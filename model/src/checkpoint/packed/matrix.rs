@@ -54,6 +54,13 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
+    /// Whether each group has adjacent columns, in the order of the groups.
+    pub fn is_in_order(&self) -> bool {
+        let Some(groups) = self.groups else { return true };
+        let group = self.scheme.group.unwrap_or(self.shape[1]);
+        (0..self.shape[1]).all(|column| word(groups, column) as usize == column / group)
+    }
+
     /// The first column whose group does not exist, and the number of that group.
     pub fn bad_group(&self) -> Option<(usize, i32)> {
         let groups = self.groups?;

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use bursar_kernels::{Quantization, QuantizationScheme, ScaledBy};
+use bursar_kernels::{Quantization, QuantizationScheme, ScaledBy, int4};
 use serde::{Serialize, Serializer};
 
 /// The quantization that a user asks for: how to quantize an unquantized checkpoint while it loads,
@@ -19,6 +19,9 @@ pub enum WeightQuantization {
     Fp8PerBlock,
     /// FP8 with one scale per matrix, and one scale per row of activations.
     Fp8PerTensor,
+    /// 4-bit integers with one scale per 128 columns of an output channel, or per 64 or 32 columns
+    /// if the columns are not a multiple of 128. Also the checkpoint's own 4-bit format.
+    Int4,
     /// The checkpoint's own format, written by AutoAWQ.
     Awq,
     /// The checkpoint's own format, written by AutoGPTQ or GPTQModel.
@@ -31,11 +34,12 @@ pub enum WeightQuantization {
 
 impl WeightQuantization {
     /// The values that quantize weights while they load, in the order of a help text.
-    pub const ROUNDING: [WeightQuantization; 4] = [
+    pub const ROUNDING: [WeightQuantization; 5] = [
         WeightQuantization::Fp8,
         WeightQuantization::Fp8PerChannel,
         WeightQuantization::Fp8PerBlock,
         WeightQuantization::Fp8PerTensor,
+        WeightQuantization::Int4,
     ];
     /// The values that only name the tool that quantized a checkpoint.
     pub const STORED: [WeightQuantization; 4] = [
@@ -52,6 +56,7 @@ impl WeightQuantization {
             WeightQuantization::Fp8PerChannel => "fp8_per_channel",
             WeightQuantization::Fp8PerBlock => "fp8_per_block",
             WeightQuantization::Fp8PerTensor => "fp8_per_tensor",
+            WeightQuantization::Int4 => "int4",
             WeightQuantization::Awq => QuantizationMethod::Awq.name(),
             WeightQuantization::Gptq => QuantizationMethod::Gptq.name(),
             WeightQuantization::CompressedTensors => QuantizationMethod::CompressedTensors.name(),
@@ -66,6 +71,7 @@ impl WeightQuantization {
             WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(QuantizationScheme::ROW),
             WeightQuantization::Fp8PerBlock => Some(QuantizationScheme::BLOCK),
             WeightQuantization::Fp8PerTensor => Some(QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Rows)),
+            WeightQuantization::Int4 => Some(QuantizationScheme::int4(int4::GROUPS[0], false)),
             WeightQuantization::Awq
             | WeightQuantization::Gptq
             | WeightQuantization::CompressedTensors
@@ -80,14 +86,20 @@ impl WeightQuantization {
     }
 
     /// Whether this choice agrees with the format that a checkpoint has. `scheme` is `None` for
-    /// packed integers.
-    pub(super) fn names(self, method: QuantizationMethod, scheme: Option<QuantizationScheme>) -> bool {
+    /// packed integers, which have `bits` bits.
+    pub(super) fn names(
+        self,
+        method: QuantizationMethod,
+        scheme: Option<QuantizationScheme>,
+        bits: Option<usize>,
+    ) -> bool {
         match self {
             WeightQuantization::Fp8 => scheme.is_some(),
             WeightQuantization::Awq => method == QuantizationMethod::Awq,
             WeightQuantization::Gptq => method == QuantizationMethod::Gptq,
             WeightQuantization::CompressedTensors => method == QuantizationMethod::CompressedTensors,
             WeightQuantization::ModelOpt => method == QuantizationMethod::ModelOpt,
+            WeightQuantization::Int4 => scheme.is_none() && bits == Some(4),
             _ => scheme.is_some() && self.scheme() == scheme,
         }
     }

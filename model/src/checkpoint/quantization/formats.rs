@@ -19,8 +19,8 @@ pub struct StoredQuantization {
     pub plain: Modules,
 }
 
-/// Packed integers in a checkpoint. They are dequantized while they load, so the model computes with
-/// unquantized weights.
+/// Packed integers in a checkpoint. Integers of 4 bits stay packed where the target has kernels for
+/// them. Other integers are dequantized while they load.
 #[derive(Clone, Debug)]
 pub struct PackedQuantization {
     pub method: QuantizationMethod,
@@ -83,6 +83,7 @@ impl WeightFormats {
         stored: Option<StoredFormat>,
         asked: Option<WeightQuantization>,
     ) -> Result<Self, QuantizationError> {
+        let bits = if let Some(StoredFormat::Packed(packed)) = &stored { Some(packed.scheme.bits) } else { None };
         let (method, scheme, formats) = match (stored, asked) {
             (None, None) => return Ok(WeightFormats::Plain),
             (None, Some(asked)) => {
@@ -93,7 +94,7 @@ impl WeightFormats {
             }
             (Some(StoredFormat::Packed(packed)), _) => (packed.method, None, WeightFormats::Packed(packed)),
         };
-        match asked.filter(|asked| !asked.names(method, scheme)) {
+        match asked.filter(|asked| !asked.names(method, scheme, bits)) {
             Some(asked) => Err(QuantizationError::Twice { asked, found: method.name() }),
             None => Ok(formats),
         }

@@ -16,6 +16,9 @@ pub(crate) fn unserved_weight(target: &Target, scheme: QuantizationScheme, shape
     if target.has_quantized(scheme, shape) {
         return None;
     }
+    if scheme.is_int4() {
+        return Some("4-bit weights");
+    }
     let has_any = target.has_quantized(QuantizationScheme::ROW, USUAL);
     Some(if has_any { "FP8 weights of this shape" } else { "FP8 weights" })
 }
