@@ -61,7 +61,7 @@ def units_of(features, columns, most, gated, per_sm=None, sms=None):
     tiles = divide_up(features, INT4.TILE_ROWS // 2 if gated else INT4.TILE_ROWS)
     total = tiles * divide_up(columns, INT4.STEP_COLUMNS)
     sms, blocks = sms or processors(), INT4.BLOCKS[most]
-    units = divide_up(total, sms * (per_sm or min(max(total // (sms * 5), divide_up(blocks, 2)), blocks)))
+    units = divide_up(total, sms * (per_sm or min(max(total // (sms * 3), divide_up(blocks, 2)), blocks)))
     return divide_up(total, units), units
 
 

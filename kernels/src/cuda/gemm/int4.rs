@@ -1,5 +1,5 @@
-//! GEMMs with weights of 4-bit integers (`kernels/cuda/gemm_int4.cu`): in launches of up to 64 rows
-//! that stream the weight, or, for many rows, by unquantized GEMMs of dequantized slices.
+//! GEMMs with weights of 4-bit integers, in launches of up to 64 rows that stream the weight
+//! (`kernels/cuda/gemm_int4.cu`).
 
 use bursar_budgets::Address;
 
@@ -12,13 +12,10 @@ use super::{
         },
         lane::Cuda,
     },
-    int4_slices::{Slice, slices},
-    large_m::{self, Output},
-    linear::compute_unquantized,
     problem::{GemmOperands, GemmProblem},
     tiles::Int4Tiles,
 };
-use crate::{KernelError, int4::BLOCK_ROWS};
+use crate::KernelError;
 
 /// Launches the kernel, with up to 64 rows per launch.
 ///
@@ -74,76 +71,7 @@ unsafe fn launch_rows(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands)
 }
 
 /// Returns the logarithm to base 2 of the columns of a group.
-fn group_bits(problem: GemmProblem) -> u32 {
+pub(super) fn group_bits(problem: GemmProblem) -> u32 {
     let scheme = problem.scheme.expect("a GEMM with a weight of 4-bit integers has a scheme");
     scheme.weights.group_columns(problem.in_features).ilog2()
-}
-
-/// Computes a GEMM by unquantized GEMMs of dequantized slices of the weight. `unfused` computes a
-/// gated GEMM as an ungated GEMM followed by the gate.
-///
-/// # Safety
-/// `operands` must match `problem`, and the table must list
-/// [`Kernel::DequantizedInt4`](super::table::Kernel) for the GEMM. Nothing else may use the workspace
-/// until the GEMM has ended.
-pub(super) unsafe fn compute_dequantized(
-    cuda: &Cuda,
-    problem: GemmProblem,
-    operands: GemmOperands,
-    unfused: &dyn Fn() -> Result<(), KernelError>,
-) -> Result<(), KernelError> {
-    let activation = cuda.kernels.target.activation;
-    let gated = |slice: Slice| slice.of(problem, operands, activation);
-    let is_fused = |slice: Slice| {
-        let (problem, operands) = gated(slice);
-        cuda.gemm.gpu.supports(super::table::Kernel::LargeM, problem, operands)
-    };
-    // The bias of the gates is not adjacent to the bias of the corresponding up rows.
-    if problem.gates && (problem.has_bias || !slices(problem).all(is_fused)) {
-        return unfused();
-    }
-    for slice in slices(problem) {
-        let (of_slice, slice_operands) = slice.of(problem, operands, activation);
-        // SAFETY: the workspace has space for the slice, and the kernels of a stream that may write
-        // this part of the workspace have ended when the dequantization starts.
-        unsafe { dequantize(cuda, problem, operands, slice, slice_operands.weight)? };
-        if problem.gates {
-            // SAFETY: the operands match the slice, and the table says that the kernel supports the
-            // GEMM.
-            unsafe { large_m::launch(cuda, of_slice, slice_operands, Output::PLAIN)? };
-        } else {
-            compute_unquantized(cuda, of_slice, slice_operands)?;
-        }
-    }
-    Ok(())
-}
-
-/// Writes the elements of a slice of the weight to `out`.
-///
-/// # Safety
-/// `operands` must match `problem`, and `out` must be the address of memory for the slice.
-unsafe fn dequantize(
-    cuda: &Cuda,
-    problem: GemmProblem,
-    operands: GemmOperands,
-    slice: Slice,
-    out: u64,
-) -> Result<(), KernelError> {
-    let kernels = cuda.entry_points().int4.as_ref().expect("the kernel supports the GEMM");
-    let rows = slice.features * if problem.gates { 2 } else { 1 };
-    let arguments = arguments![
-        Address(operands.weight),
-        Address(operands.weight_scales),
-        Address(operands.weight_zero_points),
-        Address(out),
-        count(problem.in_features),
-        group_bits(problem),
-        count(slice.features),
-        count(slice.first),
-        count(slice.first + problem.features()),
-    ];
-    let extent = Extent { grid: [rows.div_ceil(BLOCK_ROWS), 1, 1], block: [THREADS, 1], shared: 0 };
-    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that their
-    // addresses are valid.
-    unsafe { cuda.launch(kernels.dequantize, extent, arguments) }
 }

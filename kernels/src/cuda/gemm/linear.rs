@@ -4,7 +4,7 @@
 use super::{
     super::{elementwise, lane::Cuda, quantize},
     compare::compare_large_m,
-    int4,
+    int4_dequantized,
     large_m::Output,
     launch::launch,
     operands::Operands,
@@ -87,7 +87,7 @@ fn compute(
     match planning::plan(cuda, problem, operands)? {
         // SAFETY: the op layer has checked the shapes, the creators of the tensors guarantee that
         // their memory is valid, and nothing else uses the workspace until this GEMM has ended.
-        Some(GemmPlan::DequantizedInt4) => unsafe { int4::compute_dequantized(cuda, problem, operands, unfused) },
+        Some(GemmPlan::DequantizedInt4) => unsafe { int4_dequantized::compute(cuda, problem, operands, unfused) },
         // SAFETY: the op layer has checked the shapes, the creators of the tensors guarantee that
         // their memory is valid, nothing else uses the workspace until this GEMM has ended,
         // kernels that write weights have finished before a pass starts, and the planned kernel
@@ -95,27 +95,4 @@ fn compute(
         Some(plan) => unsafe { launch(cuda, plan, problem, operands, output) },
         None => unfused(),
     }
-}
-
-/// Plans and launches an ungated GEMM with a slice of a dequantized weight. The slice is not recorded
-/// for autotuning, because GEMMs of few rows have no slices.
-///
-/// # Errors
-/// The device reports an error.
-pub(super) fn compute_unquantized(
-    cuda: &Cuda,
-    problem: GemmProblem,
-    operands: GemmOperands,
-) -> Result<(), KernelError> {
-    let no_kernel = || Err(KernelError::NoKernel { op: "linear" });
-    if cuda.gemm.autotunes.get() {
-        compare_large_m(cuda, problem, operands, Output::PLAIN, &no_kernel)?;
-    }
-    let Some(plan) = planning::plan(cuda, problem, operands)? else { return no_kernel() };
-    // SAFETY: the op layer has checked the shapes, the creators of the tensors guarantee that their
-    // memory is valid, nothing else uses the workspace until this GEMM has ended, the planned kernel
-    // supports the GEMM, and the slice was written by a kernel of the same stream. A kernel that reads
-    // weights before the preceding kernel has ended is not planned, because the table lists the
-    // large-m kernel or the library for every slice.
-    unsafe { launch(cuda, plan, problem, operands, Output::PLAIN) }
 }

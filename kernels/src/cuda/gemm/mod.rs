@@ -7,7 +7,7 @@
 //! | description of a GEMM | `problem`, `operands` |
 //! | choice of a kernel | `table`, `plan`, `tiles`, `scale_scratch`, `int4_slices`, all pure; `planning` |
 //! | autotuning and its results | `algorithm`, `tuned`, `tuning`, `recorded`, `autotune`, `compare` |
-//! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled`, `int4`, `transposed_scales`, `blas` |
+//! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled`, `int4`, `int4_dequantized`, `transposed_scales`, `blas` |
 
 mod algorithm;
 mod autotune;
@@ -15,6 +15,7 @@ mod blas;
 mod compare;
 mod counters;
 mod int4;
+mod int4_dequantized;
 mod int4_slices;
 mod lane;
 mod large_m;

@@ -91,7 +91,7 @@ impl Int4Tiles {
     /// partial sums.
     pub(super) fn of(problem: GemmProblem, kernel_rows: SmallMRows, sms: usize) -> Self {
         /// Units of a thread block from which an SM runs more than half of its thread blocks.
-        const UNITS: usize = 5;
+        const UNITS: usize = 3;
         use gemm_int4::{STEP_COLUMNS, TILE_ROWS, blocks};
         let across = TILE_ROWS / if problem.gates { 2 } else { 1 };
         let tiles = problem.features().div_ceil(across);
