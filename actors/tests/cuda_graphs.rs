@@ -1,6 +1,8 @@
 //! Decoding with captured graphs on a GPU gives the same results as launching each kernel
 //! separately. Without a GPU, each test prints a note and passes.
 
+#[path = "cuda_graphs/drafts.rs"]
+mod drafts;
 mod leased;
 
 use std::{
@@ -19,9 +21,7 @@ use bursar_actors::{
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, StateMemory},
 };
 use bursar_budgets::*;
-use bursar_kernels::{
-    BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken, ops::gated_delta::NO_STATE,
-};
+use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
@@ -296,81 +296,6 @@ impl Stage {
         (replies, replayed)
     }
 
-    /// Decodes `tokens` tokens after a prompt for each sequence of `guesses`, with drafts that are
-    /// mostly the tokens of `guesses`. The steps have different numbers of drafts and of accepted
-    /// drafts. Returns the tokens, the drafts of the draft head, and the numbers of steps, of steps
-    /// that ran as a graph, and of accepted drafts.
-    fn drafted(&self, guesses: &[Vec<u32>], tokens: usize) -> Drafted {
-        let (sequences, groups) = (guesses.len(), self.groups.count());
-        let block = |s: usize, group: usize, at: usize| ((at * groups + group) * sequences + s) as u32;
-        let table = |s, group| (0..blocks_each(self.shape)).map(|at| block(s, group, at)).collect::<Vec<_>>().into();
-        let tables: Vec<Vec<BlockTable>> =
-            (0..sequences).map(|s| (0..groups).map(|group| table(s, group)).collect()).collect();
-        let prompts: Vec<Vec<u32>> =
-            (0..sequences as u32).map(|s| (0..9 + s).map(|at| at * 7 % 300 + s).collect()).collect();
-        let sampler = self.sampler(SamplingParams::default());
-        let mut drafted = Drafted { replies: vec![Vec::new(); sequences], ..Drafted::default() };
-        // Accepted drafts of the last step of each sequence, which run again if there is a state.
-        let mut repeated = vec![0; sequences];
-        while drafted.replies.iter().any(|reply| reply.len() < tokens) {
-            let drafts_of = |s: usize| -> Vec<u32> {
-                let (produced, count) = (drafted.replies[s].len(), (drafted.steps + s) % 4);
-                let wrong = |at: usize| (at + s + drafted.steps).is_multiple_of(5);
-                let guess = |at: usize| guesses[s].get(at).map(|token| token ^ u32::from(wrong(at)));
-                if produced == 0 { Vec::new() } else { (produced..produced + count).map_while(guess).collect() }
-            };
-            let drafts: Vec<Vec<u32>> = (0..sequences).map(drafts_of).collect();
-            let rows_of = |s: usize| -> (Vec<u32>, usize) {
-                let reply = &drafted.replies[s];
-                let known: Vec<u32> = prompts[s].iter().chain(reply).copied().collect();
-                let first = if reply.is_empty() { 0 } else { known.len() - 1 - repeated[s] };
-                (known[first..].iter().chain(&drafts[s]).copied().collect(), first)
-            };
-            let rows: Vec<_> = (0..sequences).map(rows_of).collect();
-            let positions: Vec<Vec<[u32; 3]>> = rows
-                .iter()
-                .map(|(tokens, first)| (0..tokens.len()).map(|at| [(first + at) as u32; 3]).collect())
-                .collect();
-            let parts: Vec<_> = (0..sequences)
-                .map(|s| {
-                    let (count, slot) = (rows[s].0.len(), s as u32);
-                    let mut state = StateSlots::in_place(slot);
-                    if !drafts[s].is_empty() {
-                        // The state stops before the drafts.
-                        state.write = NO_STATE;
-                        state.snapshots[1] = Some(((count - drafts[s].len()) as u32, slot));
-                    }
-                    SequencePart {
-                        logit_rows: 1 + drafts[s].len(),
-                        repeated: if rows[s].1 == 0 { 0 } else { repeated[s] },
-                        state: self.shape.format.has_states.then_some(state),
-                        ..part(&rows[s].0, &positions[s], rows[s].1, &tables[s])
-                    }
-                })
-                .collect();
-            let choice = |s: usize| Choice {
-                sampler: sampler.clone(),
-                position: drafted.replies[s].len() as u64,
-                past: None,
-                drafts: drafts[s].clone(),
-                acceptance: Acceptance::Equal,
-                further: None,
-            };
-            let choices = (0..sequences).map(choice).collect();
-            let stepped = self.submit(&parts, choices).recv().expect("each job is answered").expect("the step runs");
-            drafted.steps += 1;
-            drafted.replayed += usize::from(stepped.is_by_graph);
-            for (s, chosen) in stepped.chosen.into_iter().enumerate() {
-                let has_state_before_drafts = self.shape.format.has_states && !drafts[s].is_empty();
-                repeated[s] = if has_state_before_drafts { chosen.len() - 1 } else { 0 };
-                drafted.accepted += chosen.len() - 1;
-                drafted.replies[s].extend(chosen.into_iter().map(|token| token.expect("a number").id));
-            }
-            drafted.of_head.push(stepped.drafts);
-        }
-        drafted
-    }
-
     fn sampler(&self, params: SamplingParams) -> Arc<Sampler> {
         Arc::new(Sampler::new(params, self.vocabulary).expect("the parameters are valid"))
     }
@@ -427,16 +352,6 @@ fn part<'a>(
     }
 }
 
-/// The outcome of [`Stage::drafted`].
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Drafted {
-    replies: Vec<Vec<u32>>,
-    of_head: Vec<Vec<Vec<u32>>>,
-    steps: usize,
-    replayed: usize,
-    accepted: usize,
-}
-
 /// How a step names the tokens of the previous step.
 #[derive(Clone, Copy)]
 enum Named {
@@ -479,42 +394,6 @@ fn the_states_of_a_hybrid_are_the_same_with_and_without_graphs() {
     let source = CheckpointSource::Random(Arc::new(weights));
     let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);
-}
-
-/// Steps with drafts replay a graph too, and change no reply and no draft of the draft head.
-fn assert_graphs_change_no_drafted_step(source: &CheckpointSource, shape: GraphShape) {
-    let Some(stage) = Stage::of(source.clone(), CacheFormat::Plain, shape, 1) else { return };
-    stage.capture();
-    for sequences in [1, 3] {
-        let unguessed = stage.drafted(&vec![Vec::new(); sequences], 30);
-        assert_eq!((unguessed.accepted, unguessed.replayed), (0, unguessed.steps - 1));
-        let guesses = &unguessed.replies;
-        let by_graphs = stage.drafted(guesses, 24);
-        assert_eq!(by_graphs.replayed, by_graphs.steps - 1, "every step except that of the prompts is a graph");
-        assert!(by_graphs.accepted >= 4 * sequences, "{} drafts were accepted", by_graphs.accepted);
-        assert!(by_graphs.of_head.iter().flatten().all(|drafts| drafts.len() == usize::from(shape.has_draft_head)));
-        stage.forget(&shape.sizes());
-        let eager = stage.drafted(guesses, 24);
-        assert_eq!(eager, Drafted { replayed: 0, ..by_graphs });
-        stage.capture();
-    }
-}
-
-#[test]
-fn drafts_are_verified_the_same_with_and_without_graphs() {
-    let shape = GraphShape { logit_rows: 16, decode_rows: 16, ..GraphShape::without_drafts(4, 180, FORMAT) };
-    assert_graphs_change_no_drafted_step(&demo(), shape);
-}
-
-#[test]
-fn drafts_of_a_hybrid_are_verified_the_same_with_and_without_graphs() {
-    let weights = random_checkpoint("qwen3.5-0.8b", 7).expect("the shape is known");
-    let source = CheckpointSource::Random(Arc::new(weights));
-    let format = StepFormat { has_states: true, ..FORMAT };
-    for has_draft_head in [false, true] {
-        let of_rows = GraphShape { logit_rows: 16, verify_rows: 28, ..GraphShape::without_drafts(4, 180, format) };
-        assert_graphs_change_no_drafted_step(&source, GraphShape { has_draft_head, ..of_rows });
-    }
 }
 
 /// Two of four layers have a window of 23 tokens, which prompts and replies exceed.

@@ -220,7 +220,8 @@ struct Bench {
     /// printed its figures so far.
     is_text: bool,
     bar: ProgressBar,
-    /// The probability with which a draft is accepted, instead of a comparison.
+    /// The probability with which a draft is accepted. `None`: a draft is accepted if it is the
+    /// sampled token.
     draft_acceptance: Option<f64>,
 }
 
@@ -274,7 +275,7 @@ impl Bench {
         let mut id = format!("decode_{batch}");
         let mut name = format!("decode, a step of batch {batch} at {context} to {}", context + steps);
         if let Some(rate) = self.draft_acceptance {
-            // A step chooses several tokens, so its time is not known.
+            // Steps have different numbers of tokens, so only the time for each token is measured.
             id = format!("{id}_accepted_{rate}");
             name = format!("decode, a token of batch {batch} at {context} to {}, {rate} accepted", context + steps);
         }

@@ -120,8 +120,8 @@ impl Options {
         if let Some(rate) = self.draft_acceptance {
             if options.limits.draft_tokens.unwrap_or(0) == 0 {
                 return Err(Failure {
-                    error: format!("--draft-acceptance is {rate}, but nothing is drafted"),
-                    hint: "add --draft-method mtp, or ngram, and --draft-tokens with a number".to_owned(),
+                    error: format!("--draft-acceptance is {rate}, but drafts are off"),
+                    hint: "add --draft-method mtp or ngram, or --draft-tokens N".to_owned(),
                 });
             }
             (options.has_fixed_drafts, options.synthetic_acceptance) = (true, Some(rate));

@@ -40,8 +40,8 @@ pub struct DraftRows<'a, 'm> {
     pub normed: &'a mut Tensor<'m>,
 }
 
-/// The memory of a step's pass of the draft head. It is taken before the step, so that a captured
-/// step has it at the beginning of the workspace, where a replay finds the results.
+/// Tensors of the draft head's pass in a step. They are allocated first, so that they have the same
+/// addresses in a captured step and in its replay, at the beginning of the workspace.
 pub struct DraftMemory<'s> {
     /// `[tokens, hidden]`: see [`DraftRows::hidden`].
     pub hidden: Tensor<'s>,

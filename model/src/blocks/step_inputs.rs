@@ -43,7 +43,7 @@ impl<'a> StepInputs<'a> {
     /// # Panics
     /// If `image` is shorter than the layout, or if the step has pictures.
     pub fn of_drafts(image: &'a Tensor<'_>, layout: &StepLayout) -> Self {
-        assert_eq!(layout.picture_rows, 0, "pictures are shifted by one row");
+        assert_eq!(layout.picture_rows, 0, "the draft head needs its own rows of pictures, which the layout lacks");
         let tokens = image.row_range(layout.place(StepArray::DraftTokens));
         StepInputs { tokens, states: None, ..StepInputs::over(image, layout) }
     }

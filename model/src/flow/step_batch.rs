@@ -20,9 +20,9 @@ pub const SCORE_ROWS: usize = 64;
 /// Axes of a position: time, height, width. Text tokens advance on all three axes at once.
 pub const POSITION_AXES: usize = 3;
 
-/// The most rows of a decoding sequence whose rows are processed one by one; see
-/// [`StepBatch::short_sequences`]. With more rows, reading keys and values once for all rows takes
-/// less time, which the kernels for prompts do.
+/// Maximum rows of a decoding sequence whose rows are processed one by one; see
+/// [`StepBatch::short_sequences`]. With more rows, the kernels for prompts are faster, because they
+/// read keys and values once for all rows.
 pub const SHORT_ROWS: usize = 16;
 
 /// The input of one sequence in a step.
@@ -45,8 +45,8 @@ pub struct SequencePart<'a> {
     /// The number of last tokens whose logits are returned: 0 in the middle of a prompt, otherwise
     /// 1 and one for each drafted token at the end of `tokens`.
     pub logit_rows: usize,
-    /// The number of first tokens that an earlier step has run as drafts and accepted. This step runs
-    /// them again to update the recurrent state.
+    /// Number of leading tokens that an earlier step ran as drafts and accepted. This step runs them
+    /// again to update the recurrent state.
     pub repeated: usize,
     /// The range of `tokens` to score. The logits of each of these tokens give the log-probability
     /// of the next token.

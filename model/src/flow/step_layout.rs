@@ -27,7 +27,7 @@ pub enum StepArray {
     Positions,
     /// `[groups, tokens]`
     Slots,
-    /// `[sequences + 1]`: the rows of the sequences of attention.
+    /// `[sequences + 1]`: the rows of each sequence as attention sees it.
     QueryStarts,
     /// `[sequences]`
     ContextLengths,
@@ -95,8 +95,8 @@ pub struct StepFormat {
 pub struct StepLayout {
     /// Rows of the step, one per token.
     pub tokens: usize,
-    /// Sequences of attention. Each row of a [short sequence](StepBatch::short_sequences) is one of
-    /// them.
+    /// Number of sequences as attention sees them. Each row of a
+    /// [short sequence](StepBatch::short_sequences) counts as a separate sequence.
     pub sequences: usize,
     /// Sequences with a recurrent state.
     pub states: StateCounts,
@@ -109,7 +109,7 @@ pub struct StepLayout {
     pub score_rows: usize,
     /// Rows whose embedding comes from a picture.
     pub picture_rows: usize,
-    /// Number of leading sequences of attention with exactly one row each.
+    /// Number of leading sequences with exactly one row each, as attention sees them.
     pub single_rows: usize,
     /// Whether the rows that sample are listed even if every row samples.
     pub lists_rows: bool,
@@ -171,8 +171,8 @@ impl StepLayout {
         }
     }
 
-    /// Like [`decode`](Self::decode), but sequences with a recurrent state may have several rows, of
-    /// which at most `logit_rows` in all sequences sample.
+    /// Like [`decode`](Self::decode), but sequences with a recurrent state may have several rows each.
+    /// At most `logit_rows` rows of the step sample.
     pub fn verify(rows: usize, logit_rows: usize, format: StepFormat, context_tokens: usize) -> Self {
         StepLayout {
             states: StateCounts::of_rows(rows, 0, format),
@@ -295,8 +295,8 @@ impl StepLayout {
             put(StepArray::SnapshotSlots, &batch.snapshot_slots);
             words[self.place(StepArray::StateWrites)][sequences..].fill(NO_STATE);
             words[self.place(StepArray::SnapshotSlots)][SNAPSHOTS * sequences..].fill(NO_STATE);
-            // Each sequence of padding has one row if all sequences do. Otherwise, the first one has all
-            // rows of padding.
+            // If every sequence of the layout has one row, so does each sequence of padding. Otherwise,
+            // the first sequence of padding gets all rows of padding.
             let are_single = self.states.single_rows == self.states.sequences;
             let starts = &mut words[self.place(StepArray::StateStarts)];
             for (sequence, start) in starts.iter_mut().enumerate().skip(sequences + 1) {
@@ -321,7 +321,7 @@ impl StepLayout {
         }
         let (starts, contexts) = (self.place(StepArray::QueryStarts), self.place(StepArray::ContextLengths));
         let mut used = 0;
-        for AttendingRows { end, context, .. } in attending(batch) {
+        for AttentionSequence { end, context, .. } in attention_sequences(batch) {
             used += 1;
             words[starts.start + used] = end;
             words[contexts.start + used - 1] = context;
@@ -330,7 +330,7 @@ impl StepLayout {
             words[starts.start + padding + 1] = words[starts.start + padding] + 1;
         }
         for group in 0..batch.groups {
-            for (row, AttendingRows { sequence, .. }) in attending(batch).enumerate() {
+            for (row, AttentionSequence { sequence, .. }) in attention_sequences(batch).enumerate() {
                 let first = (group * self.sequences + row) * self.blocks_max;
                 words.resize(self.place(StepArray::BlockTables).start + first, 0);
                 words.extend_from_slice(&batch.block_tables[(group * sequences + sequence) * columns..][..columns]);
@@ -348,7 +348,7 @@ impl StateCounts {
 }
 
 /// Rows of a batch that attention treats as one sequence.
-struct AttendingRows {
+struct AttentionSequence {
     /// The index of the batch's sequence.
     sequence: usize,
     /// The row after the last row.
@@ -358,11 +358,11 @@ struct AttendingRows {
 }
 
 /// Each row of the short sequences, and then the other sequences.
-fn attending(batch: &StepBatch) -> impl Iterator<Item = AttendingRows> {
+fn attention_sequences(batch: &StepBatch) -> impl Iterator<Item = AttentionSequence> {
     batch.query_starts.windows(2).zip(&batch.context_lengths).enumerate().flat_map(|(sequence, (rows, context))| {
         let (start, end) = (rows[0], rows[1]);
         let first_end = if sequence < batch.short_sequences { start + 1 } else { end };
-        (first_end..=end).map(move |row| AttendingRows { sequence, end: row, context: context - (end - row) })
+        (first_end..=end).map(move |row| AttentionSequence { sequence, end: row, context: context - (end - row) })
     })
 }
 

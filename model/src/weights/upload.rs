@@ -364,7 +364,7 @@ fn upload_int4<B: Backend>(
     each(&all)
 }
 
-/// Draws the integers of a copy at random on the host, because any bits are integers.
+/// Fills a copy with random 4-bit integers, drawn on the host. Any bits are valid integers.
 fn draw_int4<B: Backend>(backend: &B, copy: &WeightCopy, mut places: Int4Copy, seed: u64) -> Result<(), LoadError> {
     let ((columns, at_once), mut to) = (packed_rows(copy), copy.to);
     let (first, pitch) = copy.cut.as_ref().map_or((0, copy.row.0), Cut::place);

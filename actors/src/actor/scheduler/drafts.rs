@@ -171,7 +171,7 @@ impl Backoff {
         Backoff { tolerated: 3, ..Backoff::default() }
     }
 
-    /// Never withholds drafts.
+    /// Backoff without effect, for a fixed number of drafts.
     pub(super) fn never() -> Self {
         Backoff { tolerated: u32::MAX, ..Backoff::default() }
     }

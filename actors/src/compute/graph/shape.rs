@@ -12,8 +12,8 @@ use bursar_model::{
 /// than this number of padding rows. Padding rows cost little compared with reading the weights.
 const STEP: usize = 8;
 
-/// The most rows of a captured step that verifies drafts of sequences with recurrent states. The
-/// device needs more time for a larger step than the host needs to launch it.
+/// Maximum rows of a captured step that verifies drafts of sequences with recurrent states. Larger
+/// steps are not captured: their device time already hides the host's launch time.
 const VERIFY_ROWS_MAX: usize = 64;
 
 /// The numbers of rows for which steps of at most `most` rows are captured: 1, 2, 4, 8, then
@@ -28,10 +28,10 @@ fn bucket(rows: usize, most: usize) -> Option<usize> {
     (rows <= most).then_some(size.min(most))
 }
 
-/// What the sequences of a captured step do.
+/// The work of the sequences in a captured step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StepKind {
-    /// Each row chooses a token. Sequences without recurrent states may have drafted tokens.
+    /// Each row samples a token. Sequences without recurrent states may have drafted tokens.
     Decode,
     /// Sequences with recurrent states have drafted tokens, or run accepted drafts again.
     Verify,
@@ -45,7 +45,7 @@ pub struct GraphSize {
 }
 
 impl GraphSize {
-    /// A step in which each of `rows` rows chooses a token.
+    /// A step in which each of `rows` rows samples a token.
     pub fn decode(rows: usize) -> Self {
         GraphSize { rows, kind: StepKind::Decode }
     }

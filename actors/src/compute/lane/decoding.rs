@@ -106,8 +106,8 @@ impl<B: Backend> ModelRunner<B> {
         self.decode(&scope, layout, layers, buffers, tokens, memory.as_mut())
     }
 
-    /// Launches the decoder, the choice of a token for each row of logits of `layout`, and the draft
-    /// head if there is `memory` for it. Without `tokens` the sampling buffers are not written,
+    /// Launches the decoder, samples a token for each row of logits of `layout` and, if `memory` is
+    /// given, runs the draft head. Without `tokens` the sampling buffers are not written,
     /// because a running step may still need the tokens in them.
     fn decode(
         &self,

@@ -78,13 +78,13 @@ pub struct Choice {
     pub further: Option<FurtherDrafts>,
 }
 
-/// When a draft counts as what the sampler chose.
+/// The condition under which a draft is accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Acceptance {
-    /// If both are the same token.
+    /// The sampler has chosen the same token.
     #[default]
     Equal,
-    /// With this probability, for measurements. The reply then has the draft.
+    /// This probability, for measurements. An accepted draft replaces the sampled token in the reply.
     Synthetic(f64),
 }
 
@@ -134,7 +134,7 @@ impl Choice {
             let mut token = chosen.next().expect("each row has an outcome");
             let expected = drafts.next();
             if let (Acceptance::Synthetic(rate), Some(draft), Ok(token)) = (self.acceptance, expected, &mut token) {
-                if is_drawn(token.position, *draft, rate) {
+                if is_accepted(token.position, *draft, rate) {
                     token.id = *draft;
                 } else if token.id == *draft {
                     token.id = draft ^ 1;
@@ -149,9 +149,8 @@ impl Choice {
     }
 }
 
-/// Whether an event of probability `rate` happens for this draft. The same for the same draft at the
-/// same position.
-fn is_drawn(position: u64, draft: u32, rate: f64) -> bool {
+/// Decides with probability `rate`, and always the same for the same draft at the same position.
+fn is_accepted(position: u64, draft: u32, rate: f64) -> bool {
     // SplitMix64 (Steele et al. 2014).
     let mut bits = (position << 32 | u64::from(draft)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -230,7 +229,7 @@ pub struct StressJob {
     pub answer: Answer<Footprint>,
 }
 
-/// A size of step to capture as a graph.
+/// Captures decode steps of one size as CUDA graphs.
 pub struct CaptureJob {
     /// One of the sizes of the lane's [`GraphShape`](crate::compute::graph::GraphShape).
     pub size: GraphSize,
