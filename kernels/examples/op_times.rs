@@ -127,6 +127,7 @@ fn attentions(cpu: &Cpu) {
         let table: Vec<u32> = (0..sequences * context / 16).map(|index| index as u32).collect();
         let pairs = sequences * (rows * context - rows * (rows - 1) / 2);
         let sequences = PagedSequences {
+            has_linked_rows: false,
             query_starts: inner.upload([sequences + 1], &starts).expect("the workspace has room"),
             context_lengths: inner
                 .upload([sequences], &vec![context as u32; sequences])

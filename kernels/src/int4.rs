@@ -62,7 +62,7 @@ pub fn is_whole(scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool
 /// Returns the offset in bytes of a unit in a weight of rows of `columns` columns.
 #[inline(always)]
 fn unit_at(row: usize, strip: usize, columns: usize) -> usize {
-    let within = strip * BLOCK_ROWS + (row % BLOCK_ROWS ^ 2 * (strip % 4));
+    let within = strip * BLOCK_ROWS + ((row % BLOCK_ROWS) ^ (2 * (strip % 4)));
     row / BLOCK_ROWS * (BLOCK_ROWS * columns / 2) + within * UNIT_BYTES
 }
 

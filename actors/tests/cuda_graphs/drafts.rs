@@ -6,12 +6,12 @@ use super::*;
 
 impl Stage {
     /// Decodes `tokens` tokens after a prompt for each sequence of `guesses`, with drafts that are
-    /// mostly the tokens of `guesses`. The steps have different numbers of drafts and of accepted
+    /// mostly the tokens of `guesses`, in blocks from `first_block` on. The steps have different numbers of drafts and of accepted
     /// drafts. Returns the tokens, the drafts of the draft head, and the numbers of steps, of steps
     /// that ran as a graph, and of accepted drafts.
-    fn drafted(&self, guesses: &[Vec<u32>], tokens: usize) -> Drafted {
+    fn drafted(&self, guesses: &[Vec<u32>], tokens: usize, first_block: usize) -> Drafted {
         let (sequences, groups) = (guesses.len(), self.groups.count());
-        let block = |s: usize, group: usize, at: usize| ((at * groups + group) * sequences + s) as u32;
+        let block = |s: usize, group: usize, at: usize| (first_block + (at * groups + group) * sequences + s) as u32;
         let table = |s, group| (0..blocks_each(self.shape)).map(|at| block(s, group, at)).collect::<Vec<_>>().into();
         let tables: Vec<Vec<BlockTable>> =
             (0..sequences).map(|s| (0..groups).map(|group| table(s, group)).collect()).collect();
@@ -91,20 +91,26 @@ struct Drafted {
     accepted: usize,
 }
 
-/// Steps with drafts replay a graph too, and change no reply and no draft of the draft head.
-fn assert_graphs_change_no_drafted_step(source: &CheckpointSource, shape: GraphShape) {
+/// Steps with drafts replay a graph too, and change no reply and no draft of the draft head. Greedy
+/// replies equal those without drafts, if `is_certain`: the best two logits of a model with random
+/// weights are often so close that rounding decides.
+fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphShape, is_certain: bool) {
     let Some(stage) = Stage::of(source.clone(), CacheFormat::Plain, shape, 1) else { return };
     stage.capture();
     for sequences in [1, 3] {
-        let unguessed = stage.drafted(&vec![Vec::new(); sequences], 30);
+        let unguessed = stage.drafted(&vec![Vec::new(); sequences], 40, 0);
         assert_eq!((unguessed.accepted, unguessed.replayed), (0, unguessed.steps - 1));
         let guesses = &unguessed.replies;
-        let by_graphs = stage.drafted(guesses, 24);
+        // No step has written these blocks, so a key that is read too early is zero.
+        let unused = sequences * blocks_each(shape) * shape.format.groups;
+        let by_graphs = stage.drafted(guesses, 36, unused);
         assert_eq!(by_graphs.replayed, by_graphs.steps - 1, "every step except that of the prompts is a graph");
-        assert!(by_graphs.accepted >= 4 * sequences, "{} drafts were accepted", by_graphs.accepted);
+        assert!(by_graphs.accepted >= 6 * sequences, "{} drafts were accepted", by_graphs.accepted);
+        let equal = by_graphs.replies.iter().zip(guesses).filter(|(reply, guess)| reply[..36] == guess[..36]);
+        assert!(equal.count() == sequences || !is_certain, "{:?} differ from {guesses:?}", by_graphs.replies);
         assert!(by_graphs.of_head.iter().flatten().all(|drafts| drafts.len() == usize::from(shape.has_draft_head)));
         stage.forget(&shape.sizes());
-        let eager = stage.drafted(guesses, 24);
+        let eager = stage.drafted(guesses, 36, unused);
         assert_eq!(eager, Drafted { replayed: 0, ..by_graphs });
         stage.capture();
     }
@@ -112,8 +118,8 @@ fn assert_graphs_change_no_drafted_step(source: &CheckpointSource, shape: GraphS
 
 #[test]
 fn drafts_are_verified_the_same_with_and_without_graphs() {
-    let shape = GraphShape { logit_rows: 16, decode_rows: 16, ..GraphShape::without_drafts(4, 180, FORMAT) };
-    assert_graphs_change_no_drafted_step(&demo(), shape);
+    let of_rows = GraphShape { logit_rows: 16, decode_rows: 16, ..GraphShape::without_drafts(4, 180, FORMAT) };
+    assert_graphs_keep_drafted_replies(&demo(), GraphShape { has_linked_rows: true, ..of_rows }, true);
 }
 
 #[test]
@@ -122,7 +128,7 @@ fn drafts_of_a_hybrid_are_verified_the_same_with_and_without_graphs() {
     let source = CheckpointSource::Random(Arc::new(weights));
     let format = StepFormat { has_states: true, ..FORMAT };
     for has_draft_head in [false, true] {
-        let of_rows = GraphShape { logit_rows: 16, verify_rows: 28, ..GraphShape::without_drafts(4, 180, format) };
-        assert_graphs_change_no_drafted_step(&source, GraphShape { has_draft_head, ..of_rows });
+        let of_rows = GraphShape { logit_rows: 16, verify_rows: 28, ..GraphShape::without_drafts(8, 180, format) };
+        assert_graphs_keep_drafted_replies(&source, GraphShape { has_draft_head, ..of_rows }, false);
     }
 }

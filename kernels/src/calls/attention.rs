@@ -127,6 +127,10 @@ pub struct PagedSequences<'m> {
     /// with a separate kernel for such sequences use it. With a value below the true number, the
     /// result is correct but slower to compute.
     pub single_rows: usize,
+    /// Whether sequences of one row may be adjacent rows of one text, as drafted tokens are. Such a row
+    /// attends to tokens that other rows of this step have written, so no backend may read the cache
+    /// before these writes have ended.
+    pub has_linked_rows: bool,
     /// Number of query-key pairs of causal attention without a window, over all sequences. The
     /// arithmetic work of attention without a window is proportional to this number.
     pub query_key_pairs: u64,

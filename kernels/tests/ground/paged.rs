@@ -141,6 +141,7 @@ impl PagedData {
         let lengths: Vec<usize> = self.sequences.iter().map(|(rows, _)| *rows).collect();
         let contexts: Vec<u32> = self.sequences.iter().map(|(_, context)| *context as u32).collect();
         let sequences = PagedSequences {
+            has_linked_rows: false,
             query_starts: scope.upload([count + 1], &starts(0, &lengths))?,
             context_lengths: scope.upload([count], &contexts)?,
             block_tables: scope.upload([count, self.table_columns], &self.tables)?,

@@ -76,6 +76,7 @@ fn attended(qkv: &[f32], dtype: DType) -> Vec<f32> {
     written(qkv, dtype, [1.0; 4], |scope, cache, qkv| {
         let blocks: Vec<u32> = (0..cache.layer.blocks() as u32).collect();
         let sequences = PagedSequences {
+            has_linked_rows: false,
             query_starts: scope.upload([2], &[0, 4u32])?,
             context_lengths: scope.upload([1], &[tokens as u32])?,
             block_tables: scope.upload([1, blocks.len()], &blocks)?,
@@ -108,6 +109,7 @@ fn unsuitable_cache_scales_are_refused_with_an_explanation() {
             let layer = unsafe { KvLayer::new(bursar_budgets::Address(0), 4, KvShape { dtype, ..SHAPE }) };
             let scales = scales.map(|shape| scope.empty(shape).unwrap());
             let sequences = PagedSequences {
+                has_linked_rows: false,
                 query_starts: scope.upload([2], &[0, 1u32]).unwrap(),
                 context_lengths: scope.upload([1], &[1u32]).unwrap(),
                 block_tables: scope.upload([1, 1], &[0u32]).unwrap(),

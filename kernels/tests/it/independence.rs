@@ -62,6 +62,7 @@ fn windowed_step(
     let contexts: Vec<u32> = sequences.iter().map(|(_, rows)| rows.end as u32).collect();
     let tables: Vec<u32> = sequences.iter().flat_map(|(seed, _)| *seed as u32 * 25..(*seed as u32 + 1) * 25).collect();
     let paged = PagedSequences {
+        has_linked_rows: false,
         query_starts: pass.upload([starts.len()], &starts)?,
         context_lengths: pass.upload([contexts.len()], &contexts)?,
         block_tables: pass.upload([contexts.len(), 25], &tables)?,

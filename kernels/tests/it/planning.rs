@@ -101,6 +101,7 @@ fn the_work_of_attention_is_counted_exactly() {
         let layer = unsafe { KvLayer::new(cache.address(), 9, shape) };
         let zeros = [0u32; 14];
         let sequences = PagedSequences {
+            has_linked_rows: false,
             query_starts: scope.upload([3], &zeros[..3]).unwrap(),
             context_lengths: scope.upload([2], &zeros[..2]).unwrap(),
             block_tables: scope.upload([2, 7], &zeros).unwrap(),
@@ -131,6 +132,7 @@ fn the_work_of_attention_is_counted_exactly() {
                 let layer = unsafe { KvLayer::new(bursar_budgets::Address(0), 9, shape) };
                 let zeros = [0u32; 14];
                 let sequences = PagedSequences {
+                    has_linked_rows: false,
                     query_starts: scope.upload([count + 1], &zeros[..count + 1]).unwrap(),
                     context_lengths: scope.upload([count], &zeros[..count]).unwrap(),
                     block_tables: scope.upload([count, 7], &zeros[..7 * count]).unwrap(),

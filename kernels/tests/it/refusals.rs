@@ -177,6 +177,7 @@ fn mismatched_shapes_and_types_are_refused_with_an_explanation() {
         }),
         text(|scope| {
             let sequences = PagedSequences {
+                has_linked_rows: false,
                 query_starts: scope.upload([3], &indices[..3])?,
                 context_lengths: scope.upload([2], &indices[..2])?,
                 block_tables: scope.upload([3, 2], &indices[..6])?,
@@ -187,6 +188,7 @@ fn mismatched_shapes_and_types_are_refused_with_an_explanation() {
         }),
         text(|scope| {
             let sequences = PagedSequences {
+                has_linked_rows: false,
                 query_starts: scope.upload([3], &indices[..3])?,
                 context_lengths: scope.upload([2], &indices[..2])?,
                 block_tables: scope.upload([2, 3], &indices[..6])?,
@@ -320,6 +322,7 @@ fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32
     // SAFETY: the cache outlives the layer, and nothing else uses it.
     let layer = unsafe { KvLayer::new(cache.address(), 4, shape) };
     let sequences = PagedSequences {
+        has_linked_rows: false,
         query_starts: scope.upload([starts.len()], starts)?,
         context_lengths: scope.upload([contexts.len()], contexts)?,
         block_tables: scope.upload([contexts.len(), tables.len() / contexts.len()], tables)?,

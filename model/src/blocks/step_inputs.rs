@@ -66,6 +66,7 @@ impl<'a> StepInputs<'a> {
                 block_tables: of_group(StepArray::BlockTables, group, layout.sequences * layout.blocks_max)
                     .into_shape([layout.sequences, layout.blocks_max]),
                 single_rows: layout.single_rows,
+                has_linked_rows: layout.has_linked_rows,
                 query_key_pairs: layout.query_key_pairs,
             },
         };

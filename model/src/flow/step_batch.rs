@@ -150,7 +150,9 @@ pub struct StepBatch {
     pub query_key_pairs: u64,
     /// Number of leading sequences that have one row, or that decode with at most [`SHORT_ROWS`]
     /// rows. Attention treats each of their rows as a sequence with one row, and recurrent states are
-    /// updated token by token. The results are then those of single decoded tokens.
+    /// updated token by token. The results are then those of single decoded tokens. If the step has
+    /// another sequence, only sequences with one row count, so that its block tables are not repeated
+    /// and need no more memory than in the worst cases.
     pub short_sequences: usize,
     /// Inputs of the draft head's pass after this step. `None` if the model was loaded without its
     /// draft head.
@@ -175,7 +177,9 @@ impl StepBatch {
             parts.iter().for_each(|part| batch.push_table(part, &part.tables[group], blocks_max));
         }
         let positions: Vec<_> = parts.iter().flat_map(|part| part.positions).collect();
-        batch.short_sequences = parts.iter().take_while(|part| part.is_short()).count();
+        let are_short = parts.iter().all(SequencePart::is_short);
+        let is_short = |part: &&SequencePart<'_>| are_short || part.token_count() == 1;
+        batch.short_sequences = parts.iter().take_while(is_short).count();
         let states = batch.state_reads.len();
         assert!(states == 0 || states == parts.len(), "{states} of {} sequences have a state", parts.len());
         batch.positions = (0..POSITION_AXES).flat_map(|axis| positions.iter().map(move |p| p[axis])).collect();

@@ -111,6 +111,8 @@ pub struct StepLayout {
     pub picture_rows: usize,
     /// Number of leading sequences with exactly one row each, as attention sees them.
     pub single_rows: usize,
+    /// Whether a sequence may have several rows, each of which is a sequence for attention.
+    pub has_linked_rows: bool,
     /// Whether the rows that sample are listed even if every row samples.
     pub lists_rows: bool,
     /// Whether the layout has inputs of a draft head.
@@ -144,6 +146,7 @@ impl StepLayout {
             score_rows: batch.score_rows.len(),
             picture_rows: batch.picture_rows.len(),
             single_rows: batch.short_rows(),
+            has_linked_rows: batch.short_rows() > short,
             lists_rows: false,
             has_drafts: false,
             query_key_pairs: batch.query_key_pairs,
@@ -151,8 +154,7 @@ impl StepLayout {
     }
 
     /// A layout for any step of at most `rows` rows in which sequences of at most `context_tokens`
-    /// decode, and every row samples. For a model with recurrent states, each sequence has one row.
-    /// For other models, a sequence may have drafted tokens.
+    /// decode one token each, and every row samples.
     pub fn decode(rows: usize, format: StepFormat, context_tokens: usize) -> Self {
         let blocks_max = context_tokens.div_ceil(BLOCK_TOKENS);
         StepLayout {
@@ -165,6 +167,7 @@ impl StepLayout {
             score_rows: 0,
             picture_rows: 0,
             single_rows: rows,
+            has_linked_rows: false,
             lists_rows: false,
             has_drafts: false,
             query_key_pairs: (rows * blocks_max * BLOCK_TOKENS) as u64,
@@ -177,9 +180,15 @@ impl StepLayout {
         StepLayout {
             states: StateCounts::of_rows(rows, 0, format),
             logit_rows: logit_rows.min(rows),
+            has_linked_rows: true,
             lists_rows: true,
             ..StepLayout::decode(rows, format, context_tokens)
         }
+    }
+
+    /// The same layout for sequences that may have drafted tokens, in a model without recurrent states.
+    pub fn with_linked_rows(self, has_linked_rows: bool) -> Self {
+        StepLayout { has_linked_rows, ..self }
     }
 
     /// The same layout with the inputs of a draft head, or without them.
@@ -249,7 +258,7 @@ impl StepLayout {
         let of_rows = if self.lists_rows {
             StepLayout::verify(rows, self.logit_rows, self.format, context)
         } else {
-            StepLayout::decode(rows, self.format, context)
+            StepLayout::decode(rows, self.format, context).with_linked_rows(self.has_linked_rows)
         };
         *self == of_rows.with_drafts(self.has_drafts)
     }
@@ -264,6 +273,7 @@ impl StepLayout {
             && batch.blocks_max() <= self.blocks_max
             && chosen <= self.logit_rows
             && (self.lists_rows || chosen == rows)
+            && (self.has_linked_rows || batch.short_rows() == batch.short_sequences)
             && are_single
     }
 

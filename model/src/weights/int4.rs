@@ -394,7 +394,9 @@ mod tests {
     #[test]
     fn rounded_numbers_are_within_half_a_step_of_their_group() {
         let (read, columns) = (80, 96);
-        let number = |at: usize| ((at * 7919 % 4001) as f32 / 2000.0 - 1.0) * if at / 32 % 5 == 0 { 0.0 } else { 3.0 };
+        let number = |at: usize| {
+            ((at * 7919 % 4001) as f32 / 2000.0 - 1.0) * if (at / 32).is_multiple_of(5) { 0.0 } else { 3.0 }
+        };
         let numbers: Vec<f32> = (0..16 * read).map(number).collect();
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         let rows = Int4Rows::rounded(&bytes, (DType::F32, read), columns, &COPY);

@@ -64,6 +64,8 @@ pub struct GraphShape {
     pub context_tokens: usize,
     /// The arrays that the model reads.
     pub format: StepFormat,
+    /// Whether sequences without recurrent states may have drafted tokens.
+    pub has_linked_rows: bool,
     /// Whether the model was loaded with its draft head.
     pub has_draft_head: bool,
 }
@@ -77,6 +79,7 @@ impl GraphShape {
             decode_rows: if format.has_states { envelope.sequences.min(logit_rows) } else { logit_rows },
             verify_rows: if verifies_states { envelope.decoding_rows(true).min(VERIFY_ROWS_MAX) } else { 0 },
             logit_rows,
+            has_linked_rows: !format.has_states && envelope.drafts_of_step() > 0,
             context_tokens: envelope.context_tokens,
             format,
             has_draft_head: decoder.draft_head.is_some(),
@@ -86,13 +89,16 @@ impl GraphShape {
     /// The shape for steps in which at most `sequences` sequences decode one token each.
     pub fn without_drafts(sequences: usize, context_tokens: usize, format: StepFormat) -> Self {
         let (decode_rows, logit_rows) = (sequences, sequences);
-        GraphShape { decode_rows, verify_rows: 0, logit_rows, context_tokens, format, has_draft_head: false }
+        let (has_linked_rows, has_draft_head) = (false, false);
+        GraphShape { decode_rows, verify_rows: 0, logit_rows, context_tokens, format, has_linked_rows, has_draft_head }
     }
 
     /// The layout of the arrays of a captured step.
     pub fn layout(&self, size: GraphSize) -> StepLayout {
         let layout = match size.kind {
-            StepKind::Decode => StepLayout::decode(size.rows, self.format, self.context_tokens),
+            StepKind::Decode => {
+                StepLayout::decode(size.rows, self.format, self.context_tokens).with_linked_rows(self.has_linked_rows)
+            }
             StepKind::Verify => StepLayout::verify(size.rows, self.logit_rows, self.format, self.context_tokens),
         };
         layout.with_drafts(self.has_draft_head)
@@ -134,6 +140,8 @@ impl GraphShape {
 
 #[cfg(test)]
 mod tests {
+    use bursar_model::flow::{BlockTable, SequencePart, StateSlots};
+
     use super::*;
 
     #[test]
@@ -145,6 +153,42 @@ mod tests {
         assert_eq!(buckets(27), [1, 2, 4, 8, 16, 24, 27]);
         assert_eq!(buckets(256).len(), 3 + 32);
         assert!(buckets(0).is_empty());
+    }
+
+    /// A step of sequences with this many rows, which all sample, and rows that run again.
+    fn batch(rows: &[(usize, usize)]) -> StepBatch {
+        let tables = [BlockTable::from(vec![0, 1])];
+        let (tokens, positions) = ([7; 8], [[16; 3]; 8]);
+        let part = |(slot, (logit_rows, repeated)): (usize, &(usize, usize))| SequencePart {
+            tokens: &tokens[..logit_rows + repeated],
+            positions: &positions[..logit_rows + repeated],
+            cached_tokens: 16,
+            tables: &tables,
+            logit_rows: *logit_rows,
+            repeated: *repeated,
+            state: Some(StateSlots::in_place(slot as u32)),
+            ..SequencePart::default()
+        };
+        StepBatch::pack(&rows.iter().enumerate().map(part).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_step_gets_the_smallest_size_that_takes_its_drafts() {
+        let format = StepFormat { axes: 1, groups: 1, has_states: true };
+        let shape = GraphShape { verify_rows: 20, logit_rows: 9, ..GraphShape::without_drafts(4, 32, format) };
+        let verify = |rows| Some(GraphSize { rows, kind: StepKind::Verify });
+        assert_eq!(shape.size_for(&batch(&[(1, 0); 3])), Some(GraphSize::decode(4)));
+        assert_eq!(shape.size_for(&batch(&[(3, 0), (1, 0)])), verify(4));
+        assert_eq!(shape.size_for(&batch(&[(1, 0), (1, 3), (4, 3)])), verify(16));
+        assert_eq!(shape.size_for(&batch(&[(4, 0), (4, 0), (2, 0)])), None, "more than nine rows of logits");
+        assert_eq!(shape.sizes().len(), 3 + 6);
+        // Without recurrent states, the graphs of decode steps verify drafts.
+        let format = StepFormat { has_states: false, ..format };
+        let shape = GraphShape { decode_rows: 9, logit_rows: 9, ..GraphShape::without_drafts(4, 32, format) };
+        assert_eq!(shape.size_for(&batch(&[(3, 0), (1, 0)])), None, "keys would be read before they are written");
+        let shape = GraphShape { has_linked_rows: true, ..shape };
+        assert_eq!(shape.size_for(&batch(&[(3, 0), (1, 0)])), Some(GraphSize::decode(4)));
+        assert_eq!(shape.size_for(&batch(&[(3, 1), (1, 0)])), None, "only a state needs tokens to run again");
     }
 
     #[test]

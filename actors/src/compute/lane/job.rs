@@ -137,7 +137,7 @@ impl Choice {
                 if is_accepted(token.position, *draft, rate) {
                     token.id = *draft;
                 } else if token.id == *draft {
-                    token.id = draft ^ 1;
+                    token.id = draft.checked_sub(1).unwrap_or(1);
                 }
             }
             let goes_on = token.as_ref().is_ok_and(|token| Some(&token.id) == expected);
