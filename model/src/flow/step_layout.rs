@@ -506,20 +506,24 @@ mod tests {
             },
         ];
         let format = StepFormat { has_states: true, ..axes(1) };
-        let batch = StepBatch::pack(&parts);
+        let batch = StepBatch::pack(&parts[..2]);
         let (layout, mut words) = (StepLayout::of(&batch, format), Vec::new());
-        assert_eq!((layout.sequences, layout.single_rows), (5, 4));
-        assert_eq!(layout.states, StateCounts { sequences: 3, single_rows: 0, short: 2 });
+        assert_eq!((layout.sequences, layout.single_rows, layout.has_linked_rows), (4, 4, true));
+        assert_eq!(layout.states, StateCounts { sequences: 2, single_rows: 0, short: 2 });
         layout.pack(&batch, &mut words);
         let found = |array| &words[layout.place(array)];
-        assert_eq!(found(StepArray::QueryStarts), [0, 1, 2, 3, 4, 6]);
-        assert_eq!(found(StepArray::ContextLengths), [21, 22, 23, 21, 2]);
-        assert_eq!(found(StepArray::BlockTables), [1, 2, 1, 2, 1, 2, 1, 2, 3, 0]);
-        assert_eq!(
-            (found(StepArray::StateStarts), found(StepArray::StateContexts)),
-            (&[0, 3, 4, 6][..], &[23, 21, 2][..])
-        );
+        assert_eq!(found(StepArray::QueryStarts), [0, 1, 2, 3, 4]);
+        assert_eq!(found(StepArray::ContextLengths), [21, 22, 23, 21]);
+        assert_eq!(found(StepArray::BlockTables), [1, 2, 1, 2, 1, 2, 1, 2]);
+        assert_eq!((found(StepArray::StateStarts), found(StepArray::StateContexts)), (&[0, 3, 4][..], &[23, 21][..]));
         assert_eq!(found(StepArray::ChosenRows), [1, 2, 3]);
+
+        // Next to a prompt, the tables are not repeated, so that the step needs no more memory.
+        let batch = StepBatch::pack(&parts);
+        let layout = StepLayout::of(&batch, format);
+        assert_eq!((layout.sequences, layout.single_rows, layout.has_linked_rows), (3, 0, false));
+        layout.pack(&batch, &mut words);
+        assert_eq!(words[layout.place(StepArray::BlockTables)], [1, 2, 1, 2, 3, 0]);
         assert!(!StepLayout::verify(8, 8, format, 32).takes(&batch), "the step has a prompt");
     }
 

@@ -176,7 +176,7 @@ fn verified_rows_are_decoded_rows(folder: &str) {
         let layout = if has_states {
             StepLayout::verify(rows, 7, format, CONTEXT)
         } else {
-            StepLayout::decode(rows, format, CONTEXT)
+            StepLayout::decode(rows, format, CONTEXT).with_linked_rows(true)
         };
         let segment = bench.memory.poisoned(&bench.backend, Class::Graphs, DType::U32.bytes(layout.words()));
         // SAFETY: the segment is backed for the layout, and only the test's thread accesses it.
