@@ -199,7 +199,7 @@ struct Scales {
 #pragma unroll
         for (uint32_t i = 0; i < FRAGMENTS * 2; ++i) {
             const uint32_t below = gated ? i / 2 * HALF_ROWS : i * 8;
-            // Features past the last are not written, so any scale is right for them.
+            // Features past the last are not written, so their scale does not matter.
             const uint32_t feature = min(first + below, call.features - 1) + (gated && i % 2 ? call.features : 0);
             const uint64_t at = static_cast<uint64_t>(feature) * groups + group;
             const uint32_t zero = call.zeros ? __ldg(call.zeros + at) : 8u;
@@ -342,7 +342,8 @@ __device__ __forceinline__ bool add_parts(const Call<Element>& call, uint32_t ti
         return true;
     }
     const uint32_t quarter = threadIdx.x % 4;
-    // A block has two slots: for a tile that begins before its units, and for a tile that ends after.
+    // A thread block has two slots: one for a tile that an earlier block began, and one for a tile that a
+    // later block ends.
     const auto slot = [&](uint32_t block) {
         return call.parts + static_cast<uint64_t>(2 * block + (block == first)) * (TILE_ROWS * ROWS) + threadIdx.x;
     };
@@ -404,11 +405,11 @@ __device__ __forceinline__ void gemm(const Call<Element>& call) {
         }
     }
     const Offsets offsets(call.is(GATED));
-    // Steps that have the scales of four groups.
+    // Number of steps that one load of the scales of four groups covers.
     const uint32_t steps_of_quad = 4 << call.group < STEP_COLUMNS ? 1 : (4 << call.group) / STEP_COLUMNS;
     Scales scales, next;
     scales.load(call, now.tile, now.step / steps_of_quad);
-    // The first unit of the next four groups.
+    // The first unit that needs the scales in `next`.
     Unit scaled{now.tile, now.step / steps_of_quad * steps_of_quad};
     scaled.advance_by(steps_of_quad, steps);
     next.load(call, min(scaled.tile, call.tiles() - 1), scaled.step / steps_of_quad);
@@ -428,7 +429,7 @@ __device__ __forceinline__ void gemm(const Call<Element>& call) {
 #pragma unroll 1
     for (uint32_t unit = first; unit < end; ++unit) {
         wait_for_all_copies_but<COUNT - 2>();
-        // All warps have multiplied the stage that is filled now.
+        // All warps have finished reading the stage that is overwritten next.
         __syncthreads();
         if (unit + COUNT - 1 < end) {
             const uint32_t to = shared + (stage == 0 ? COUNT - 1 : stage - 1) * STAGE_BYTES;

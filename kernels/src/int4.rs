@@ -18,7 +18,7 @@ use half::{bf16, f16};
 
 use crate::{DType, QuantizationScheme};
 
-/// Columns that may share a scale, from the usual number on.
+/// Supported numbers of columns that share a scale, in order of preference.
 pub const GROUPS: [usize; 3] = [128, 64, 32];
 
 /// The zero point of a weight without zero points.
@@ -38,7 +38,7 @@ pub const WORD_COLUMNS: usize = 8;
 
 /// The column of each integer of a word, from the lowest bits on. The first column of a pair is in
 /// the lower half of the word, and the second column at the same place of the upper half, so a GPU
-/// extracts a pair with a shift and one operation of logic (FasterTransformer; Marlin, Frantar et
+/// extracts a pair with a shift and one logic instruction (FasterTransformer; Marlin, Frantar et
 /// al. 2024, arXiv 2408.11743).
 const ORDER: [usize; WORD_COLUMNS] = [0, 2, 4, 6, 1, 3, 5, 7];
 

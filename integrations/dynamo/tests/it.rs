@@ -260,7 +260,8 @@ async fn a_full_worker_refuses_requests_until_a_reply_is_dropped() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_model_answers_the_health_check_request() {
     let (worker, _) = started(&[]).await;
-    let payload = worker.health_check_payload().await.expect("the worker reports its state").expect("there is a payload");
+    let payload =
+        worker.health_check_payload().await.expect("the worker reports its state").expect("there is a payload");
     let asked: PreprocessedRequest = serde_json::from_value(payload).expect("a request");
     assert_eq!(tokens(&chunks(&worker, asked).await.expect("the worker answers")).len(), 1);
     worker.cleanup().await.expect("the worker shuts down");

@@ -10,7 +10,7 @@
 //
 // An element is (integer - zero point) * scale: the difference is exact, and the product is rounded
 // once to the activation type. The integers of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7 of its
-// columns, from the lowest bits on. So a shift of the word and one operation of logic give two
+// columns, from the lowest bits on. So a shift of the word and one logic instruction give two
 // adjacent columns as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024,
 // arXiv 2408.11743).
 #pragma once

@@ -52,7 +52,7 @@ impl<'a> Int4Weight<'a> {
             for (group, out) in out.chunks_exact_mut(self.group).enumerate() {
                 let zero_point = self.zero_points.as_ref().map_or(int4::ZERO_POINT, |all| all.row(row)[group]);
                 let (scale, kept) = self.scales.at(row, group);
-                // A group has more elements than an integer has values.
+                // A group has at least 32 elements and only 16 possible values, so the values are computed once.
                 let elements = int4::elements(scale, zero_point, kept);
                 let strips = out.as_chunks_mut::<{ int4::STRIP_COLUMNS }>().0;
                 strips.iter_mut().zip(&mut units).for_each(|(out, unit)| look_up(unit, &elements, out));
@@ -87,7 +87,7 @@ fn look_up_portable(unit: &[u8; 16], elements: &[f32; 16], out: &mut [f32; int4:
     out.iter_mut().zip(int4::unpack(unit)).for_each(|(out, integer)| *out = elements[usize::from(integer & 0xf)]);
 }
 
-/// Looks up eight elements at once in two registers of eight.
+/// Looks up eight elements at once. Two AVX registers have the 16 values.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn look_up_avx2(unit: &[u8; 16], elements: &[f32; 16], out: &mut [f32; int4::STRIP_COLUMNS]) {

@@ -1,4 +1,4 @@
-//! Weights of 4-bit integers by groups of columns: their claims, and how they are read. The integers
+//! 4-bit weights with one scale per group of columns: how they are claimed and loaded. The integers
 //! are those of a packed checkpoint in another order, or rounded from other weights while they are
 //! read, or random.
 

@@ -137,8 +137,8 @@ const INT4: Capability = Capability {
     ..ANY
 };
 
-/// Dequantization of a weight takes about ten times as long as reading it, so it pays for more rows
-/// than a few launches of the kernel for 64 rows compute. The other limits are those of the large-m
+/// Dequantizing a weight takes about ten times as long as reading it. It is worthwhile only if the int4
+/// kernel would need more than a few launches of 64 rows. The other limits are those of the large-m
 /// kernels, so that no GEMM of a slice is planned with the small-m kernel: it would read the slice
 /// before the dequantization has ended.
 const DEQUANTIZED_INT4: Capability = Capability {

@@ -90,7 +90,7 @@ impl Int4Tiles {
     /// few units, an SM gets fewer thread blocks, because thread blocks with few units add up many
     /// partial sums.
     pub(super) fn of(problem: GemmProblem, kernel_rows: SmallMRows, sms: usize) -> Self {
-        /// Units of a thread block from which an SM runs more than half of its thread blocks.
+        /// An SM gets more than half of its possible thread blocks only if each has at least this many units.
         const UNITS: usize = 3;
         use gemm_int4::{STEP_COLUMNS, TILE_ROWS, blocks};
         let across = TILE_ROWS / if problem.gates { 2 } else { 1 };
