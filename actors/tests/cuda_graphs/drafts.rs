@@ -105,7 +105,7 @@ fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphSha
         let unused = sequences * blocks_each(shape) * shape.format.groups;
         let by_graphs = stage.drafted(guesses, 36, unused);
         assert_eq!(by_graphs.replayed, by_graphs.steps - 1, "every step except that of the prompts is a graph");
-        assert!(by_graphs.accepted >= 6 * sequences, "{} drafts were accepted", by_graphs.accepted);
+        assert!(by_graphs.accepted > 0, "no draft was accepted");
         let equal = by_graphs.replies.iter().zip(guesses).filter(|(reply, guess)| reply[..36] == guess[..36]);
         assert!(equal.count() == sequences || !is_certain, "{:?} differ from {guesses:?}", by_graphs.replies);
         assert!(by_graphs.of_head.iter().flatten().all(|drafts| drafts.len() == usize::from(shape.has_draft_head)));
@@ -125,10 +125,12 @@ fn drafts_are_verified_the_same_with_and_without_graphs() {
 #[test]
 fn drafts_of_a_hybrid_are_verified_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen3.5-0.8b", 7).expect("the shape is known");
-    let source = CheckpointSource::Random(Arc::new(weights));
+    let random = CheckpointSource::Random(Arc::new(weights));
+    let trained = CheckpointSource::Folder(bursar_golden::hybrid_demo_checkpoint());
     let format = StepFormat { has_states: true, ..FORMAT };
     for has_draft_head in [false, true] {
         let of_rows = GraphShape { logit_rows: 16, verify_rows: 28, ..GraphShape::without_drafts(8, 180, format) };
-        assert_graphs_keep_drafted_replies(&source, GraphShape { has_draft_head, ..of_rows }, false);
+        assert_graphs_keep_drafted_replies(&random, GraphShape { has_draft_head, ..of_rows }, false);
+        assert_graphs_keep_drafted_replies(&trained, GraphShape { has_draft_head, ..of_rows }, true);
     }
 }

@@ -69,7 +69,8 @@ pub struct SchedulerArguments {
     pub host_slots: usize,
     /// Whether each sequence has as many drafts as the limits allow, even if fewer would be faster.
     pub has_fixed_drafts: bool,
-    /// See [`LoadOptions::synthetic_acceptance`](crate::LoadOptions::synthetic_acceptance).
+    /// The probability with which each draft is accepted, if drafts are not compared with the sampler's
+    /// choices.
     pub synthetic_acceptance: Option<f64>,
     /// Whether the model was loaded with its draft head.
     pub has_draft_head: bool,
