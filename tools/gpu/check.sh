@@ -42,9 +42,12 @@ nvidia-smi -L || {
 # path at build time.
 export BURSAR_GOLDEN="$bin/golden"
 python3 tests/golden/make.py --unpack "$BURSAR_GOLDEN"
-cp -r model/demo/checkpoint "$BURSAR_GOLDEN/demo"
-rm -f "$BURSAR_GOLDEN/demo/model.safetensors"
-xz -d "$BURSAR_GOLDEN/demo/model.safetensors.xz"
+for demo in "demo checkpoint" "hybrid_demo hybrid_checkpoint"; do
+    read -r name checkpoint <<<"$demo"
+    cp -r "model/demo/$checkpoint" "$BURSAR_GOLDEN/$name"
+    rm -f "$BURSAR_GOLDEN/$name/model.safetensors"
+    xz -d "$BURSAR_GOLDEN/$name/model.safetensors.xz"
+done
 built_at=$(cat "$folder/built_at")
 if [[ ! -e $built_at ]]; then
     mkdir -p "$(dirname "$built_at")"
