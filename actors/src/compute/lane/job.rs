@@ -333,11 +333,11 @@ mod tests {
                 (position..position + 3)
                     .map(move |position| Ok::<_, &str>(Token { position, ..token(8).expect("a token") }))
             };
-            (0..1000).map(|position| of(position).accepted(rows(position)).len() - 1).sum()
+            (0..10_000).map(|position| of(position).accepted(rows(position)).len() - 1).sum()
         };
-        assert_eq!((accepted_at(0.0), accepted_at(1.0)), (0, 2000));
-        // Each step accepts 0.5 + 0.25 of its two drafts.
-        assert!((700..800).contains(&accepted_at(0.5)), "{} drafts were accepted", accepted_at(0.5));
+        assert_eq!((accepted_at(0.0), accepted_at(1.0)), (0, 20_000));
+        // Each step accepts 0.5 + 0.25 drafts on average. The sum has a standard deviation of 83.
+        assert!((7_200..7_800).contains(&accepted_at(0.5)), "{} drafts were accepted", accepted_at(0.5));
         let positions: Vec<_> = choice.pasts().map(|past| past.position()).collect();
         assert_eq!(positions, [3, 4, 5]);
     }
