@@ -256,6 +256,11 @@ impl TensorIndex {
 
 #[cfg(test)]
 impl TensorIndex {
+    /// The safetensors file with the values of the weights in a recorded folder.
+    pub(crate) fn recorded_values(folder: &str) -> Vec<u8> {
+        std::fs::read(bursar_golden::path(folder).join("values.safetensors")).expect("the values are recorded")
+    }
+
     /// The index of a recorded folder with packed weights, according to its `config.json`.
     pub(crate) fn recorded(folder: &str) -> Self {
         use super::quantization::{SETTINGS, StoredFormat, stored_formats};

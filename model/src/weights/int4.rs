@@ -138,7 +138,7 @@ impl WeightMap<'_> {
                 }
             };
             let Some(group) = stored.filter(is_packable).map(|scheme| scheme.group) else { return Ok(None) };
-            // One scale for all columns is repeated.
+            // A weight without groups has one scale for each row, which is repeated for each group.
             let group = group.or_else(|| int4::GROUPS.into_iter().find(|group| is_whole(*group)));
             let Some(group) = group.filter(|group| is_whole(*group)) else { return Ok(None) };
             let scale_type = self.target.weight(scale_type);
@@ -346,8 +346,7 @@ mod tests {
         let mut count = 0;
         for folder in ["awq", "gptq", "gptq_v2", "compressed_tensors"] {
             let index = TensorIndex::recorded(&format!("packed/{folder}"));
-            let content = std::fs::read(bursar_golden::path(format!("packed/{folder}/values.safetensors")));
-            let content = content.expect("the values are recorded");
+            let content = TensorIndex::recorded_values(&format!("packed/{folder}"));
             let recorded = SafeTensors::deserialize(&content).expect("safetensors");
             for name in index.names() {
                 let found = index.tensor(name).expect("the weight");

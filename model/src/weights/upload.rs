@@ -289,7 +289,7 @@ fn upload_quantized<B: Backend>(
 ) -> Result<(), LoadError> {
     let (mut to, mut scales_to, dtype) = (copy.to, made.to, DType::from(found.dtype));
     let HostBuffers { unpacked, padded: zeros, rounded } = buffers;
-    let mut each = |rows: &[u8]| {
+    let each = |rows: &[u8]| {
         let columns = copy.row.0 + copy.row.1;
         let rows = padded(rows, dtype, copy.row, zeros);
         quantized_parts(rows, (dtype, columns), made, rounded, |codes, scales| {
@@ -304,11 +304,19 @@ fn upload_quantized<B: Backend>(
     if copy.swapped {
         return swapped_parts(found, unpacked, each);
     }
+    with_whole_tensor(found, unpacked, each)
+}
+
+/// Calls `each` with all bytes of a tensor, because scale blocks, blocks of rows and matrices do not
+/// end at the ends of unpacked parts.
+fn with_whole_tensor(
+    found: &TensorInfo<'_>,
+    unpacked: &mut Vec<u8>,
+    each: impl FnOnce(&[u8]) -> Result<(), LoadError>,
+) -> Result<(), LoadError> {
     if found.is_in_place() {
         return each(found.bytes);
     }
-    // The whole tensor is gathered first, because scale blocks and matrices do not end at the
-    // ends of unpacked parts.
     let mut all = Vec::new();
     unpacked_parts(found, unpacked, |part| {
         all.extend_from_slice(part);
@@ -345,23 +353,13 @@ fn upload_int4<B: Backend>(
         return Ok(());
     }
     let dtype = DType::from(found.dtype);
-    let mut each = |part: &[u8]| {
+    let each = |part: &[u8]| {
         part.chunks(at_once * read * dtype.size()).try_for_each(|rows| {
             let packed = Int4Rows::rounded(rows, (dtype, read), columns, &places);
             fill_int4(backend, &packed, &mut to, &mut places)
         })
     };
-    if found.is_in_place() {
-        return each(found.bytes);
-    }
-    // The whole tensor is gathered first, because blocks of rows do not end at the ends of unpacked
-    // parts.
-    let mut all = Vec::new();
-    unpacked_parts(found, buffer, |part| {
-        all.extend_from_slice(part);
-        Ok::<_, LoadError>(())
-    })?;
-    each(&all)
+    with_whole_tensor(found, buffer, each)
 }
 
 /// Fills a copy with random 4-bit integers, drawn on the host. Any bits are valid integers.
