@@ -35,7 +35,7 @@ pub struct StateSequences<'m> {
     pub single_rows: usize,
     /// Number of leading sequences with few rows, at least [`single_rows`](Self::single_rows). The
     /// gated delta rule computes them token by token on every target, so that a token changes the
-    /// state in the same way whether it is decoded alone or verified with others.
+    /// state in the same way in a decoding step and in a step that verifies drafts.
     pub short_sequences: usize,
 }
 

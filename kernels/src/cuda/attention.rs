@@ -91,9 +91,9 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
     let partials = launch.part_numbers(head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares the scratch that decoding takes");
     assert!(launch.workers <= attention_decode::COUNTERS, "no device has this many multiprocessors");
-    // If all sequences have a single row, and none is a row of another one's text, the cached tokens
-    // before these rows were written by earlier steps. The kernel may therefore read those tokens
-    // before the preceding kernel has ended.
+    // If all sequences have a single row and no two rows belong to the same text, earlier steps have
+    // written the cached tokens before these rows. The kernel may therefore read those tokens before
+    // the preceding kernel has ended.
     let past_is_there = sequences == call.sequences.context_lengths.rows() && !call.sequences.has_linked_rows;
     // This project's GEMMs of few rows read their weights with the L2 evict-first hint. Keys and
     // values should then be read with the same hint.

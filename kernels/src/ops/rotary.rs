@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interleaved_rotary_axes_match_qwen3_vl() {
+    fn interleaved_rotary_axes_alternate_by_frequency() {
         // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: at
         // first all pairs follow time. Then every third pair is changed to height, and every
         // third pair to width.

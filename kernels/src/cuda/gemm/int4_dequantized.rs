@@ -33,9 +33,9 @@ pub(super) unsafe fn compute(
     unfused: &dyn Fn() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     let activation = cuda.kernels.target.activation;
-    let gated = |slice: Slice| slice.of(problem, operands, activation);
+    let gemm_of = |slice: Slice| slice.of(problem, operands, activation);
     let is_fused = |slice: Slice| {
-        let (problem, operands) = gated(slice);
+        let (problem, operands) = gemm_of(slice);
         cuda.gemm.gpu.supports(Kernel::LargeM, problem, operands)
     };
     // The bias of the gates is not adjacent to the bias of the corresponding up rows.
@@ -43,7 +43,7 @@ pub(super) unsafe fn compute(
         return unfused();
     }
     for slice in slices(problem) {
-        let (of_slice, slice_operands) = slice.of(problem, operands, activation);
+        let (of_slice, slice_operands) = gemm_of(slice);
         // SAFETY: the workspace has space for the slice, and the kernels of a stream that may write
         // this part of the workspace have ended when the dequantization starts.
         unsafe { dequantize(cuda, problem, operands, slice, slice_operands.weight)? };
@@ -70,7 +70,7 @@ unsafe fn dequantize(
     out: u64,
 ) -> Result<(), KernelError> {
     let kernels = cuda.entry_points().int4.as_ref().expect("the kernel supports the GEMM");
-    let rows = slice.features * if problem.gates { 2 } else { 1 };
+    let rows = slice.features * problem.rows_per_feature();
     let arguments = arguments![
         Address(operands.weight),
         Address(operands.weight_scales),

@@ -45,7 +45,7 @@ pub(super) struct Slice {
 /// Returns the slices of a weight, in order.
 pub(super) fn slices(problem: GemmProblem) -> impl Iterator<Item = Slice> {
     let all = problem.features();
-    let at_once = slice_rows(problem.out_features, problem.in_features) / if problem.gates { 2 } else { 1 };
+    let at_once = slice_rows(problem.out_features, problem.in_features) / problem.rows_per_feature();
     (0..all).step_by(at_once.max(1)).map(move |first| Slice { first, features: at_once.min(all - first) })
 }
 
@@ -61,7 +61,7 @@ impl Slice {
         let out = if problem.out_is_f32 { DType::F32 } else { activation };
         let at = |elements: DType| elements.bytes(self.first).0;
         let workspace_bytes = CUDA_LINEAR_SCRATCH.as_usize();
-        let out_features = self.features * if problem.gates { 2 } else { 1 };
+        let out_features = self.features * problem.rows_per_feature();
         let of_slice = GemmOperands {
             weight: operands.workspace + workspace_bytes as u64,
             weight_scales: 0,
@@ -101,7 +101,7 @@ mod tests {
                 });
                 assert_eq!(ends.last(), Some(problem.features()), "{problem:?}");
                 let rows = slice_rows(problem.out_features, columns);
-                let of_each = found[0].features * if problem.gates { 2 } else { 1 };
+                let of_each = found[0].features * problem.rows_per_feature();
                 assert!(
                     of_each <= rows && DType::F16.bytes(rows * columns) == slice_bytes(problem.out_features, columns)
                 );

@@ -33,7 +33,13 @@ pub(in super::super) struct GemmProblem {
 impl GemmProblem {
     /// Returns the number of features written per row.
     pub(in super::super) fn features(&self) -> usize {
-        if self.gates { self.out_features / 2 } else { self.out_features }
+        self.out_features / self.rows_per_feature()
+    }
+
+    /// Returns the number of weight rows from which a written feature is computed: with gates, a gate
+    /// row and an up row.
+    pub(super) fn rows_per_feature(&self) -> usize {
+        if self.gates { 2 } else { 1 }
     }
 
     /// Returns the dimensions and pitch of x.

@@ -380,7 +380,7 @@ mod tests {
         for (kernel, whole, multiple, out) in [(Kernel::MediumM, medium, 2, 8), (Kernel::LargeM, large, 8, 16)] {
             let f32_out = GemmProblem { out_is_f32: true, ..whole };
             let wide = GemmProblem { out_pitch: whole.out_pitch + out / 4, ..whole };
-            let less = multiple / 2 * if whole.gates { 2 } else { 1 };
+            let less = multiple / 2 * whole.rows_per_feature();
             let uneven = GemmProblem { out_features: whole.out_features - less, ..whole };
             for problem in [f32_out, wide, uneven] {
                 lacks(kernel, problem, operands(WORKSPACE));

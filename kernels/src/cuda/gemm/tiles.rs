@@ -93,7 +93,7 @@ impl Int4Tiles {
         /// An SM gets more than half of its possible thread blocks only if each has at least this many units.
         const UNITS: usize = 3;
         use gemm_int4::{STEP_COLUMNS, TILE_ROWS, blocks};
-        let across = TILE_ROWS / if problem.gates { 2 } else { 1 };
+        let across = TILE_ROWS / problem.rows_per_feature();
         let tiles = problem.features().div_ceil(across);
         let total = tiles * problem.in_features.div_ceil(STEP_COLUMNS);
         let most = blocks(kernel_rows);
@@ -141,7 +141,7 @@ impl MediumMTiles {
 /// the number of tiles, and at most the number that the device runs at once.
 pub(super) fn large_m_blocks(problem: GemmProblem, sms: usize) -> usize {
     use gemm_large_m::{CLUSTER, TILE_ROWS, TILE_WEIGHTS};
-    let across = TILE_WEIGHTS / if problem.gates { 2 } else { 1 };
+    let across = TILE_WEIGHTS / problem.rows_per_feature();
     let tiles = problem.rows.div_ceil(CLUSTER * TILE_ROWS) * problem.features().div_ceil(across);
     CLUSTER * tiles.min(sms / CLUSTER)
 }
