@@ -254,10 +254,8 @@ fn run_choosing<B: Backend>(
                 SamplingFeatures::Everything => LogitsOf::AllRanks,
             };
             let width = model.config().decoder().hidden;
-            let mut drafting = match &batch.drafts {
-                Some(_) => Some(DraftMemory::take(scope, width, batch.token_count(), batch.logit_rows.len())?),
-                None => None,
-            };
+            let take = || DraftMemory::take(scope, width, batch.token_count(), batch.logit_rows.len());
+            let mut drafting = batch.drafts.is_some().then(take).transpose()?;
             let mut report_words = 0;
             {
                 // The logits of the step are released before those of the draft head are computed.

@@ -163,7 +163,7 @@ impl MemoryRequirements {
         let worst_cases = worst_cases::worst_cases(model, envelope, CacheCapacity { blocks: probe_blocks, cache_rows })
             .into_iter()
             .map(|worst_case| {
-                let rows = if matches!(worst_case.pass, Pass::Step(_)) { envelope.logit_rows() } else { 0 };
+                let rows = envelope.logit_rows();
                 let footprint = worst_cases::plan_with_rows(model, target, &worst_case.pass, rows)?;
                 Ok((Arc::new(worst_case), footprint))
             })

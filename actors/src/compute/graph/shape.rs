@@ -37,6 +37,10 @@ pub enum StepKind {
     Verify,
 }
 
+impl StepKind {
+    const ALL: [StepKind; 2] = [StepKind::Decode, StepKind::Verify];
+}
+
 /// A size in which steps are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GraphSize {
@@ -56,7 +60,7 @@ impl GraphSize {
 pub struct GraphShape {
     /// Rows of the largest step of [`StepKind::Decode`].
     pub decode_rows: usize,
-    /// Rows of the largest step of [`StepKind::Verify`]; 0 if there is none.
+    /// Rows of the largest step of [`StepKind::Verify`]; 0 for a model without such steps.
     pub verify_rows: usize,
     /// Maximum rows of logits in a step.
     pub logit_rows: usize,
@@ -88,9 +92,15 @@ impl GraphShape {
 
     /// The shape for steps in which at most `sequences` sequences decode one token each.
     pub fn without_drafts(sequences: usize, context_tokens: usize, format: StepFormat) -> Self {
-        let (decode_rows, logit_rows) = (sequences, sequences);
-        let (has_linked_rows, has_draft_head) = (false, false);
-        GraphShape { decode_rows, verify_rows: 0, logit_rows, context_tokens, format, has_linked_rows, has_draft_head }
+        GraphShape {
+            decode_rows: sequences,
+            verify_rows: 0,
+            logit_rows: sequences,
+            context_tokens,
+            format,
+            has_linked_rows: false,
+            has_draft_head: false,
+        }
     }
 
     /// The layout of the arrays of a captured step.
@@ -116,16 +126,14 @@ impl GraphShape {
 
     /// The smallest size that takes a step. `None` if no size does.
     pub fn size_for(&self, batch: &StepBatch) -> Option<GraphSize> {
-        let sizes = [StepKind::Decode, StepKind::Verify]
-            .into_iter()
-            .filter_map(|kind| bucket(batch.token_count(), self.most_rows(kind)).map(|rows| GraphSize { rows, kind }));
-        sizes.into_iter().find(|size| self.layout(*size).takes(batch))
+        let size = |kind| bucket(batch.token_count(), self.most_rows(kind)).map(|rows| GraphSize { rows, kind });
+        StepKind::ALL.into_iter().filter_map(size).find(|size| self.layout(*size).takes(batch))
     }
 
     /// The sizes of captured steps, the smallest first.
     pub fn sizes(&self) -> Vec<GraphSize> {
         let of_kind = |kind| buckets(self.most_rows(kind)).into_iter().map(move |rows| GraphSize { rows, kind });
-        let mut sizes: Vec<_> = [StepKind::Decode, StepKind::Verify].into_iter().flat_map(of_kind).collect();
+        let mut sizes: Vec<_> = StepKind::ALL.into_iter().flat_map(of_kind).collect();
         sizes.sort();
         sizes
     }

@@ -47,13 +47,13 @@ impl<B: Backend> ModelRunner<B> {
     /// split, and tokens must not depend on which sizes are captured. Returns `None` for any other
     /// step, and on a device without graphs.
     pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<RunningStep, LaneError>> {
-        let size = self.memory.graphs.as_ref()?.shape().size_for(&job.batch)?;
-        Some(self.decode_in(size, job))
+        let shape = self.memory.graphs.as_ref()?.shape();
+        let size = shape.size_for(&job.batch)?;
+        Some(self.decode_in(size, &shape.layout(size), job))
     }
 
-    fn decode_in(&self, size: GraphSize, job: &StepJob) -> Result<RunningStep, LaneError> {
-        let layout = self.memory.graphs.as_ref().expect("the size is one of the inputs").shape().layout(size);
-        self.upload_inputs(&layout, &job.batch)?;
+    fn decode_in(&self, size: GraphSize, layout: &StepLayout, job: &StepJob) -> Result<RunningStep, LaneError> {
+        self.upload_inputs(layout, &job.batch)?;
         let graphs = self.graphs.by_size.borrow();
         let captured = graphs.get(&size);
         // A graph's temporaries start at the beginning of the workspace, as they did at capture.
@@ -73,7 +73,7 @@ impl<B: Backend> ModelRunner<B> {
                 captured.of(tokens).replay()?;
             } else {
                 let layers = self.memory.layer_caches(&self.model);
-                self.decode(scope, &layout, &layers, &mut buffers, Some(tokens), memory.as_mut())?;
+                self.decode(scope, layout, &layers, &mut buffers, Some(tokens), memory.as_mut())?;
             }
             let choosing = wanted.download(scope, &buffers, layout.logit_rows)?;
             let (choosing, drafting) = self.drafts(scope, job, memory, choosing)?;
