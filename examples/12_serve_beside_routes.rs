@@ -40,8 +40,8 @@ async fn main() -> Result<(), Failure> {
         let hello = json!({"model": "gpt-4o", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0});
         let answer = ask(port, "POST /v1/chat/completions", &hello.to_string()).await?;
         println!("{answer}");
-        let told: Value = serde_json::from_str(&answer)?;
-        assert_eq!(told["choices"][0]["message"]["content"], "Hello! Show me a picture.");
+        let json: Value = serde_json::from_str(&answer)?;
+        assert_eq!(json["choices"][0]["message"]["content"], "Hello! Show me a picture.");
         println!("{}", ask(port, "GET /busy", "").await?);
     } else {
         tokio::signal::ctrl_c().await?;
@@ -56,8 +56,8 @@ async fn ask(port: u16, what: &str, body: &str) -> Result<String, Failure> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let head = format!("{what} HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(format!("{head}{body}").as_bytes()).await?;
-    let mut heard = String::new();
-    stream.read_to_string(&mut heard).await?;
-    let (_, answer) = heard.split_once("\r\n\r\n").ok_or("the answer has no body")?;
+    let mut received = String::new();
+    stream.read_to_string(&mut received).await?;
+    let (_, answer) = received.split_once("\r\n\r\n").ok_or("the answer has no body")?;
     Ok(answer.to_owned())
 }

@@ -26,9 +26,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A plan depends only on shapes, so planning again gives the same bytes. A server can therefore
     // refuse a model at once.
     let options = LoadOptions { kv_tokens: Some(1 << 24), ..LoadOptions::default() };
-    let (pictures, place) =
-        (checkpoint.image_processor.as_ref(), MemoryState::of_available(Bytes::mib(128), Bytes::mib(2)));
-    let question = Question { model: &model, pictures, target, options: &options, place };
+    let question = Question {
+        model: &model,
+        pictures: checkpoint.image_processor.as_ref(),
+        checkpoint: Some(&checkpoint),
+        target,
+        options: &options,
+        place: MemoryState::of_available(Bytes::mib(128), Bytes::mib(2)),
+    };
     let unfit = Forecast::of(&question)?.unfit.ok_or("16 million tokens cannot fit 128 MiB")?;
     println!("16 million tokens of keys and values on 128 MiB: {unfit}");
     println!("{}", unfit.hint());

@@ -32,7 +32,7 @@ enum AlbumMessage {
     Blocks(RpcReplyPort<Option<usize>>),
     /// Returns the number of schedulers that have died so far.
     Deaths(RpcReplyPort<usize>),
-    Fall,
+    Fail,
 }
 
 /// Not enough memory at the moment, with a hint.
@@ -110,7 +110,7 @@ impl Actor for Album {
                 Ok(reply.send(answer.await.ok().map(|blocks| blocks.held))?)
             }
             AlbumMessage::Deaths(reply) => Ok(reply.send(state.deaths)?),
-            AlbumMessage::Fall => Err("the album has a bug".into()),
+            AlbumMessage::Fail => Err("the album has a bug".into()),
         }
     }
 
@@ -254,7 +254,7 @@ async fn main() -> Result<(), Failure> {
     println!("  caption {number}: {}\n", call_t!(album, AlbumMessage::Read, PATIENCE_MS, number)?.ok_or("no caption")?);
 
     println!("The album fails because of a bug in its own code:");
-    album.send_message(AlbumMessage::Fall)?;
+    album.send_message(AlbumMessage::Fail)?;
     let is_another =
         |now: &Option<ActorRef<AlbumMessage>>| now.as_ref().is_some_and(|now| now.get_id() != album.get_id());
     drop(tokio::time::timeout(Duration::from_millis(PATIENCE_MS), album_now.wait_for(is_another)).await??);

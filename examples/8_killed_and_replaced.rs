@@ -35,8 +35,8 @@ async fn main() -> Result<(), Failure> {
         let cell = find(&runtime, &model, victim).await?;
         let (dead, generation) = (cell.get_id(), model.serving().await?.generation);
         println!("\nThe {victim} (actor {dead}) is killed:");
-        let (heard, pause) = interrupted(&model, chat.clone(), cell).await?;
-        if heard != expected {
+        let (received, pause) = interrupted(&model, chat.clone(), cell).await?;
+        if received != expected {
             return Err(format!("the death of the {victim} changed the reply").into());
         }
         // Chats do not need the budget. After the death of any other victim, an unfinished reply

@@ -78,8 +78,8 @@ pub use bursar_actors::{
     },
     compute::lane::LaneError,
     engine::{
-        Change, Forecast, KvCacheType, KvCacheTypeError, Lack, Limits, LoadOptions, MinRanks, NoRanksFit, Precision,
-        PrecisionError, Progress, RanksLack, RanksTried, Serving, StartError, Suggestion, Unfit,
+        Change, Forecast, KvCacheType, KvCacheTypeError, Limits, LoadOptions, MinRanks, NoRanksFit, Precision,
+        PrecisionError, Progress, RanksShortfall, RanksTried, Serving, Shortfall, StartError, Suggestion, Unfit,
     },
     event::{Event, Events, Leased, Missed, Recorded},
     knobs::{self, StateType},
@@ -92,8 +92,8 @@ pub use bursar_actors::{
     ractor,
     responder::AskError,
     runtime::{
-        DeviceChoice, Health, MakeDevice, MinDevicesFor, ModelHealth, ModelSource, Placement, Placing, Runtime,
-        RuntimeConfig, RuntimeError, Supervised,
+        DeviceChoice, Health, MakeDevice, MinDevicesFor, ModelHealth, ModelSource, Placement, PlacementRequest,
+        Runtime, RuntimeConfig, RuntimeError, Supervised,
     },
     scheduler::{DraftSource, NgramSizes},
     sleep::{NotWoken, SleepError, SleepLevel},

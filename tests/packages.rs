@@ -70,6 +70,6 @@ fn no_dependency_needs_a_newer_rust_than_promised() {
     assert!(names.is_empty(), "packages that need a newer Rust than {promised:?}: {names:?}");
 
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the README");
-    let told = format!("Rust {} or later", ours["rust_version"].as_str().expect("the version was read above"));
-    assert!(readme.contains(&told), "README.md does not say: {told}");
+    let message = format!("Rust {} or later", ours["rust_version"].as_str().expect("the version was read above"));
+    assert!(readme.contains(&message), "README.md does not say: {message}");
 }

@@ -65,7 +65,7 @@ fn hybrid() -> ModelSource {
 
 fn asked(name: &str) -> Option<u64> {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
-    std::env::var(name).ok().map(|said| said.parse().expect("a number"))
+    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
 /// The time that a soak runs, from `BURSAR_SOAK_SECONDS`.

@@ -47,5 +47,5 @@ pub async fn move_gate(budget: &Budget, model: Label, to: Gate) -> Result<Result
 /// # Errors
 /// The budget actor did not answer.
 pub async fn evidence(budget: &Budget) -> Result<Snapshot, AskError> {
-    budget.evidence().await
+    budget.measure_after_refusal().await
 }

@@ -18,7 +18,7 @@ use std::{
 
 use bursar_actors::{
     chat::{Chat, ChatEvent, Image, ModelHandle, TokenScore},
-    engine::{Lack, LoadOptions, Progress, StartError, Unfit},
+    engine::{LoadOptions, Progress, Shortfall, StartError, Unfit},
     event::{Event, Recorded},
     profile::{AttemptReport, Phase, RESERVE_MAX},
     runtime::ModelSource,
@@ -26,7 +26,7 @@ use bursar_actors::{
 use bursar_budgets::{Bytes, Class, Device, Hint};
 use bursar_model::registry::random_checkpoint;
 use gpu::{
-    Stage, all_is_home, eventually, options,
+    Stage, all_memory_returned, eventually, options,
     other_process::{self, OtherProcess},
     started, story,
 };
@@ -59,13 +59,13 @@ struct Started {
 }
 
 impl Started {
-    fn told(&self) -> String {
+    fn description(&self) -> String {
         let ends = self.phases.iter().skip(1).map(|(_, at)| *at).chain([self.ready]);
-        let mut told = format!("ready after {:.2} s:", (self.ready - self.begun).as_secs_f64());
+        let mut message = format!("ready after {:.2} s:", (self.ready - self.begun).as_secs_f64());
         for ((phase, at), end) in self.phases.iter().zip(ends) {
-            write!(told, " {phase} {:.3} s", (end - *at).as_secs_f64()).expect("a String takes every write");
+            write!(message, " {phase} {:.3} s", (end - *at).as_secs_f64()).expect("a String takes every write");
         }
-        told
+        message
     }
 }
 
@@ -76,8 +76,8 @@ async fn start(
     at: impl Fn(Phase) + Send + Sync + 'static,
 ) -> Result<Started, Arc<StartError>> {
     let source = ModelSource::random(random_checkpoint("qwen2.5-vl-7b", 7).expect("a known shape"));
-    let heard: Arc<Mutex<(Vec<_>, Vec<_>)>> = Arc::default();
-    let (listening, begun) = (heard.clone(), Instant::now());
+    let events: Arc<Mutex<(Vec<_>, Vec<_>)>> = Arc::default();
+    let (listening, begun) = (events.clone(), Instant::now());
     let listen = move |progress| match progress {
         Progress::Phase(phase) => {
             listening.lock().expect("the lock is not poisoned").0.push((phase, Instant::now()));
@@ -87,7 +87,7 @@ async fn start(
         _ => {}
     };
     let model = started(stage.runtime.load_with(source, options, listen).await)?;
-    let (phases, attempts) = std::mem::take(&mut *heard.lock().expect("the lock is not poisoned"));
+    let (phases, attempts) = std::mem::take(&mut *events.lock().expect("the lock is not poisoned"));
     Ok(Started { model, begun, phases, attempts, ready: Instant::now() })
 }
 
@@ -127,7 +127,7 @@ fn shown((wide, high): (u32, u32), reply: usize) -> Chat {
 }
 
 /// A prompt of random tokens.
-fn told(tokens: usize, reply: usize) -> Chat {
+fn counting_chat(tokens: usize, reply: usize) -> Chat {
     let first = fresh() as usize * 8192;
     let id = |at: usize| 1000 + u32::from(noise()[at]) * 256 + u32::from(noise()[at + 1]);
     greedy(
@@ -226,9 +226,9 @@ impl Users {
 }
 
 /// The bytes that each shrink took from the KV cache, and the time from the decision to the shrink.
-fn yields(heard: &[Recorded]) -> Vec<(Bytes, Duration)> {
+fn yields(events: &[Recorded]) -> Vec<(Bytes, Duration)> {
     let (mut decided, mut found) = (None::<SystemTime>, Vec::new());
-    for recorded in heard {
+    for recorded in events {
         match &recorded.event {
             Event::Shrink { .. } => drop(decided.get_or_insert(recorded.at)),
             Event::LeaseResized { class: Class::Kv, from, to, .. } if to < from => {
@@ -247,12 +247,12 @@ fn listen(stage: &Stage) -> impl AsyncFnOnce() -> Vec<Recorded> {
     let mut events = stage.runtime.events();
     let (over, mut is_over) = tokio::sync::oneshot::channel::<()>();
     let listener = tokio::spawn(async move {
-        let mut heard = Vec::new();
+        let mut seen = Vec::new();
         loop {
             tokio::select! {
                 biased;
-                event = events.next() => heard.push(event.expect("the runtime runs").expect("no event is missed")),
-                _ = &mut is_over => return heard,
+                event = events.next() => seen.push(event.expect("the runtime runs").expect("no event is missed")),
+                _ = &mut is_over => return seen,
             }
         }
     });
@@ -263,8 +263,8 @@ fn listen(stage: &Stage) -> impl AsyncFnOnce() -> Vec<Recorded> {
 }
 
 /// Checks that no memory was refused, and that nothing restarted.
-fn nothing_broke(heard: &[Recorded]) {
-    for recorded in heard {
+fn nothing_broke(events: &[Recorded]) {
+    for recorded in events {
         let is_bad = matches!(recorded.event, Event::Oom { .. } | Event::Restart { .. } | Event::Failed { .. });
         assert!(!is_bad, "{recorded:?}");
     }
@@ -281,7 +281,7 @@ fn a_start_fills_the_card_and_accounts_for_every_byte() {
             let started = start(&stage, options, |_| {}).await.expect("the model starts");
             let serving = started.model.serving().await.expect("the model serves");
             assert_eq!(serving.is_warm, is_warm);
-            println!("{}, {} tokens of keys and values", started.told(), serving.kv_tokens);
+            println!("{}, {} tokens of keys and values", started.description(), serving.kv_tokens);
             sizes.push(serving.kv_tokens);
             let (now, free) =
                 (stage.measured().await, stage.device.memory().expect("the device reports its memory").free);
@@ -325,7 +325,7 @@ fn a_start_fills_the_card_and_accounts_for_every_byte() {
             );
             assert_eq!(drift().await, Bytes::ZERO, "requests took no memory outside the ledger");
             stage.runtime.unload(NAME).await.expect("the model unloads");
-            all_is_home(&stage, &before).await;
+            all_memory_returned(&stage, &before).await;
             kept.push(stage.measured().await.overhead);
         }
         assert_eq!(sizes[0], sizes[1]);
@@ -344,7 +344,7 @@ fn another_process_gets_up_to_40_gib_during_64_chats() {
         let (wants, mut other_process) = ([1, 8, 40].map(Bytes::gib), OtherProcess::moves_in(OTHER_PROCESS));
         // Measure first without users, and then with 64 users.
         for users in [0, 64] {
-            let (users, heard) = (Users::come(users, model), listen(&stage));
+            let (users, events) = (Users::come(users, model), listen(&stage));
             let are_busy = async || users.users.is_empty() || users.answered.load(SeqCst) > 0;
             eventually("all users have asked and one is answered", are_busy).await;
             for wanted in wants {
@@ -365,9 +365,9 @@ fn another_process_gets_up_to_40_gib_during_64_chats() {
             eventually("the cache has its old size", async || kv().await == before.of_class(&Class::Kv)).await;
             println!("regained after {:?}", went.elapsed());
             let answered = users.go().await;
-            let heard = heard().await;
-            nothing_broke(&heard);
-            let yields = yields(&heard);
+            let events = events().await;
+            nothing_broke(&events);
+            let yields = yields(&events);
             for (bytes, after) in &yields {
                 print!("{bytes} in {:.0} ms, ", after.as_secs_f64() * 1e3);
             }
@@ -382,7 +382,7 @@ fn another_process_gets_up_to_40_gib_during_64_chats() {
 fn loads_that_failed_on_another_server_lose_no_request() {
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("the model starts");
-        let (model, heard) = (&started.model, listen(&stage));
+        let (model, events) = (&started.model, listen(&stage));
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let wanted = Bytes::mib(7680);
         eventually("the other process holds the memory", async || {
@@ -393,19 +393,24 @@ fn loads_that_failed_on_another_server_lose_no_request() {
         // server that lost requests under these loads.
         let free = block_in_place(|| other_process.leave(Bytes::mib(200)));
         println!("{free} are free beside the other process");
-        let scored = |_| told(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);
+        let scored = |_| counting_chat(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);
         let loads = [
             ("64 pictures of 1036 x 1036", (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE),
             ("8 pictures of 2520 x 2520", (0..8).map(|_| shown((2520, 2520), 4)).collect(), 4, NONE),
             ("256 prompts of 2,048 with log-probabilities", (0..256).map(scored).collect(), 32, 32..33),
-            ("log-probabilities of 8,000 tokens", vec![told(8000, 2).prompt_log_probabilities(1)], 2, 7999..8001),
+            (
+                "log-probabilities of 8,000 tokens",
+                vec![counting_chat(8000, 2).prompt_log_probabilities(1)],
+                2,
+                7999..8001,
+            ),
         ];
         for (what, chats, reply, scores) in loads {
             let took = ask_all(model, chats, reply, scores).await;
             let free = stage.device.memory().expect("the device reports its memory").free;
             println!("{what}: {:.2} s, {free} free", took.as_secs_f64());
         }
-        nothing_broke(&heard().await);
+        nothing_broke(&events().await);
         let now = stage.measured().await;
         println!("{now}");
         assert!(now.deficit.is_zero() && now.foreign >= wanted, "{now}");
@@ -422,7 +427,7 @@ fn a_refused_start_fits_with_suggestions_or_more_memory() {
         let (left, first) = too_little(&stage, &mut other_process, Bytes::gib(4)).await;
         // `left - available` is memory that the plan cannot lease: the canary, and memory for
         // kernels.
-        let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
+        let Shortfall::Memory { needed, available, .. } = first.shortfall else { panic!("{first}") };
         let enough = needed + left.saturating_sub(available);
         let mut applied = 0;
         for knob in first.suggestions.iter().map(|suggestion| suggestion.knob) {
@@ -434,21 +439,21 @@ fn a_refused_start_fits_with_suggestions_or_more_memory() {
             let value = suggestion.to.expect("the suggestion has a value");
             let started = start(&stage, changed, |_| {}).await;
             let started = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
-            println!("{name} {value} instead of {from}: {}", started.told());
-            ask_all(&started.model, (0..4).map(|_| told(100, 8)).collect(), 8, NONE).await;
+            println!("{name} {value} instead of {from}: {}", started.description());
+            ask_all(&started.model, (0..4).map(|_| counting_chat(100, 8)).collect(), 8, NONE).await;
             stage.runtime.unload(NAME).await.expect("the model unloads");
-            all_is_home(&stage, &before).await;
+            all_memory_returned(&stage, &before).await;
             applied += 1;
         }
         assert!(applied >= 2, "at least two suggestions fit by themselves");
         let left = other_process.leave(enough + Bytes::gib(2));
         let started = start(&stage, full(), |_| {}).await.expect("the model fits");
-        println!("{left} are left: {}, {} tokens", started.told(), kv_tokens(&started.model).await);
+        println!("{left} are left: {}, {} tokens", started.description(), kv_tokens(&started.model).await);
         println!("{}", stage.measured().await);
         ask_all(&started.model, (0..16).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
         drop(other_process);
         stage.runtime.unload(NAME).await.expect("the model unloads");
-        all_is_home(&stage, &before).await;
+        all_memory_returned(&stage, &before).await;
     });
 }
 
@@ -485,7 +490,7 @@ fn another_process_in_any_start_phase_only_shrinks_the_cache() {
             let held = block_in_place(|| taking.join().expect("the other process continues"));
             let tokens = kv_tokens(&started.model).await;
             assert!(held >= Bytes::gib(1), "{phase}: the other process took memory");
-            println!("{phase}: another process has {held}; {}, {tokens} tokens", started.told());
+            println!("{phase}: another process has {held}; {}, {tokens} tokens", started.description());
             for AttemptReport { attempt, target_tokens, phase, outcome } in &started.attempts {
                 println!("  attempt {attempt} of {target_tokens} tokens came to {phase}: {outcome:?}");
             }
@@ -494,7 +499,7 @@ fn another_process_in_any_start_phase_only_shrinks_the_cache() {
             drop(started);
             stage.runtime.unload(NAME).await.expect("the model unloads");
             drop(other_process.lock().expect("the lock is not poisoned").take());
-            all_is_home(&stage, &before).await;
+            all_memory_returned(&stage, &before).await;
         }
     });
 }
@@ -521,12 +526,12 @@ fn prompt_scores_add_little_time_and_delay_no_other_request() {
         let model = &started.model;
         let mut plain = None;
         for top in [None, Some(0), Some(20)] {
-            let load = || top.into_iter().fold(told(8000, 2), Chat::prompt_log_probabilities);
+            let load = || top.into_iter().fold(counting_chat(8000, 2), Chat::prompt_log_probabilities);
             let scores = if top.is_some() { 7999..8001 } else { NONE };
             let (mut alone, mut waits) = (Vec::new(), Vec::new());
             for _ in 0..3 {
                 alone.push(ask_all(model, vec![load()], 2, scores.clone()).await);
-                let another = tokio::spawn(longest_wait(model.clone(), told(100, 256)));
+                let another = tokio::spawn(longest_wait(model.clone(), counting_chat(100, 256)));
                 ask_all(model, vec![load()], 2, scores.clone()).await;
                 waits.push(another.await.expect("no request fails"));
             }

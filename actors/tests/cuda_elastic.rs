@@ -66,10 +66,10 @@ fn another_process_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
                     if enough.load(Relaxed) {
                         break;
                     }
-                    let said = answer(&model, chat(number)).await.expect("no request fails");
+                    let reply = answer(&model, chat(number)).await.expect("no request fails");
                     // On a GPU, other sequences in the batch change the rounding, so a
                     // greedy choice may differ.
-                    differ += usize::from(said != expected[number as usize]);
+                    differ += usize::from(reply != expected[number as usize]);
                     asked.fetch_add(1, Relaxed);
                 }
                 differ

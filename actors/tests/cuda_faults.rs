@@ -13,7 +13,7 @@ use std::{
 
 use bursar_actors::{
     chat::{ChatError, ModelHandle},
-    engine::{EngineMessage, Lack, LoadOptions, Progress, StartError, Unfit, WhichLane},
+    engine::{EngineMessage, LoadOptions, Progress, Shortfall, StartError, Unfit, WhichLane},
     profile::ProfileError,
     responder::Responder,
     runtime::{ModelSource, RuntimeError},
@@ -23,7 +23,7 @@ use bursar_actors::{
 use bursar_budgets::{Bytes, Class, Hint};
 use bursar_model::Envelope;
 use gpu::{
-    Stage, all_is_home, answer, eventually, options,
+    Stage, all_memory_returned, answer, eventually, options,
     other_process::{self, OtherProcess},
     picture, question, started, story,
 };
@@ -68,7 +68,7 @@ fn a_load_fails_while_another_process_fills_the_card() {
         let StartError::Profile { source, .. } = &*error else { panic!("{error}") };
         assert!(matches!(**source, ProfileError::Device { .. } | ProfileError::Lease { .. }), "{source:?}");
         assert!(source.is_out_of_memory() && !error.hint().is_empty());
-        all_is_home(&stage, &before).await;
+        all_memory_returned(&stage, &before).await;
         let full = stage.measured().await;
         assert!(full.foreign * 2 > full.total, "the ledger counts the memory as foreign: {full}");
         // The other process ends, and the same load is tried again.
@@ -78,7 +78,7 @@ fn a_load_fails_while_another_process_fills_the_card() {
         let chat = question("Describe the picture.", 20).image(picture(1));
         assert!(!answer(&model, chat).await.expect("the chat is answered").is_empty());
         stage.runtime.unload("demo").await.expect("the model unloads");
-        all_is_home(&stage, &before).await;
+        all_memory_returned(&stage, &before).await;
     });
 }
 
@@ -90,7 +90,7 @@ fn each_suggestion_for_a_small_card_starts_when_applied() {
         // First find out how much memory the model needs. Then leave three quarters of that free,
         // plus the memory for kernels and the canary.
         let (left, first) = too_little(&stage, &mut other_process, Bytes::mib(300)).await;
-        let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
+        let Shortfall::Memory { needed, available, .. } = first.shortfall else { panic!("{first}") };
         let left = Bytes(needed.0 / 4 * 3) + left.saturating_sub(available);
         let wanted = LoadOptions { envelope: Some(large()), ..options() };
         let mut applied = 0;
@@ -106,14 +106,14 @@ fn each_suggestion_for_a_small_card_starts_when_applied() {
             let started = load(&stage, changed).await;
             let model = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
             if speaks {
-                let said = answer(&model, question("Who are you?", 8)).await.expect("the chat is answered");
-                assert!(!said.is_empty());
+                let reply = answer(&model, question("Who are you?", 8)).await.expect("the chat is answered");
+                assert!(!reply.is_empty());
             }
             let now = stage.snapshot().await;
             let (granted, graphs, overhead) = (now.granted, now.of_class(&Class::Graphs), now.overhead);
             println!("{name} {value} starts: {granted} granted, graphs {graphs}, overhead {overhead}");
             stage.runtime.unload("demo").await.expect("the model unloads");
-            all_is_home(&stage, &before).await;
+            all_memory_returned(&stage, &before).await;
             applied += 1;
         }
         assert!(applied > 0, "at least one suggestion was applied");
@@ -167,7 +167,7 @@ fn one_refused_launch_is_retried_and_repeated_refusals_fail_typed() {
         assert_eq!(answer(&model, chat().cache_salt("behind it")).await.expect("the chat is answered"), expected);
         assert_eq!(stage.device.counts(), counts, "the engine recovered in its existing memory");
         let serving = model.serving().await.expect("the model serves");
-        eventually("all blocks are home", async || {
+        eventually("all blocks are free", async || {
             let (reply, usage) = Responder::new();
             drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));
             usage.await.is_ok_and(|usage| usage.held == 0)

@@ -14,7 +14,7 @@ use std::{
 };
 
 use bursar_actors::{
-    compute::graph::{GraphShape, GraphSize},
+    compute::graph::{GraphKey, GraphLimits},
     compute::lane::{
         Acceptance, Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped,
     },
@@ -44,7 +44,7 @@ struct Stage {
     memory: Arc<EngineMemory>,
     vocabulary: usize,
     groups: CacheGroups,
-    shape: GraphShape,
+    shape: GraphLimits,
     _gpu_lock: GpuLock,
 }
 
@@ -60,7 +60,7 @@ const GROWTH: usize = 100;
 const STEPS: usize = 40;
 
 /// Blocks of the longest sequence.
-fn blocks_each(shape: GraphShape) -> usize {
+fn blocks_each(shape: GraphLimits) -> usize {
     shape.context_tokens.div_ceil(BLOCK_TOKENS)
 }
 
@@ -85,13 +85,13 @@ impl Stage {
 
     /// A stage with the demo model and a KV cache of this format.
     fn cached(cache: CacheFormat) -> Option<Stage> {
-        let shape = GraphShape::without_drafts(11, 180, FORMAT);
+        let shape = GraphLimits::without_drafts(11, 180, FORMAT);
         Stage::of(demo(), cache, shape, GROWTH)
     }
 
     /// A stage whose KV cache holds `shape.decode_rows` sequences, with addresses for
     /// `growth` times as many.
-    fn of(source: CheckpointSource, cache: CacheFormat, shape: GraphShape, growth: usize) -> Option<Stage> {
+    fn of(source: CheckpointSource, cache: CacheFormat, shape: GraphLimits, growth: usize) -> Option<Stage> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let cuda = match CudaDevice::open(0) {
@@ -183,7 +183,7 @@ impl Stage {
 
     /// Drops graphs. Steps of these sizes are then launched kernel by kernel, with
     /// the algorithms measured before.
-    fn forget(&self, sizes: &[GraphSize]) {
+    fn forget(&self, sizes: &[GraphKey]) {
         for &size in sizes {
             let (give, answer) = sync_channel(1);
             let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
@@ -379,7 +379,7 @@ fn graph_replies_match_launched_ones_with_fp8_keys_and_values() {
 #[test]
 fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
-    let shape = GraphShape::without_drafts(24, 320, FORMAT);
+    let shape = GraphLimits::without_drafts(24, 320, FORMAT);
     let source = CheckpointSource::Random(Arc::new(weights));
     let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);
@@ -390,7 +390,7 @@ fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
 fn the_states_of_a_hybrid_are_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen3.5-0.8b", 7).expect("the shape is known");
     let format = StepFormat { has_states: true, ..FORMAT };
-    let shape = GraphShape::without_drafts(11, 180, format);
+    let shape = GraphLimits::without_drafts(11, 180, format);
     let source = CheckpointSource::Random(Arc::new(weights));
     let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);
@@ -401,7 +401,7 @@ fn the_states_of_a_hybrid_are_the_same_with_and_without_graphs() {
 fn windowed_layers_reply_the_same_with_and_without_graphs() {
     let source = || CheckpointSource::Folder(bursar_golden::path("qwen2_windowed"));
     let format = StepFormat { axes: 1, groups: 2, has_states: false };
-    let shape = GraphShape::without_drafts(11, 180, format);
+    let shape = GraphLimits::without_drafts(11, 180, format);
     for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
         let Some(stage) = Stage::of(source(), cache, shape, 1) else { return };
         assert_graphs_change_no_reply(&stage);
@@ -435,7 +435,7 @@ fn a_step_without_its_size_captured_never_takes_a_larger_graph() {
     let reply = |sequences| stage.replies(&stage.plain(sequences), STEPS, 0, Named::Unseen);
     let [(three, of_four), (five, of_eight)] = [3, 5].map(reply);
     assert_eq!((of_four, of_eight), (STEPS, STEPS), "graphs of four and eight rows replay every step");
-    stage.forget(&[GraphSize::decode(4)]);
+    stage.forget(&[GraphKey::decode(4)]);
     assert_eq!([3, 5].map(reply), [(three, 0), (five, STEPS)]);
 }
 
@@ -535,12 +535,12 @@ fn decoding_can_be_captured_again_between_two_steps() {
         assert_eq!(undisturbed.1, 20);
         let (free, counts) =
             (stage.device.memory().expect("the device reports its memory").free, stage.device.counts());
-        let (again, told) = std::thread::scope(|threads| {
+        let (again, captured) = std::thread::scope(|threads| {
             // The lane's queue is short, so captures run between steps and not after all steps.
             let captures = threads.spawn(|| (0..3).map(|_| stage.capture()).collect::<Vec<_>>());
             let replies: Vec<_> = (0..20).map(|_| stage.replies(&samplers, 20, 0, Named::Unseen)).collect();
-            let told: Bytes = captures.join().expect("the graphs are captured").into_iter().sum();
-            (replies, told)
+            let captured: Bytes = captures.join().expect("the graphs are captured").into_iter().sum();
+            (replies, captured)
         });
         for reply in again {
             assert_eq!(reply, undisturbed);
@@ -550,6 +550,6 @@ fn decoding_can_be_captured_again_between_two_steps() {
         let allocations = counts.allocations + 3 * 2 * stage.shape.sizes().len() as u64;
         assert_eq!(stage.device.counts(), CudaCounts { allocations, ..counts });
         let left = stage.device.memory().expect("the device reports its memory").free;
-        assert!(left + told >= free, "{left} are left of {free}, and only {told} were reported");
+        assert!(left + captured >= free, "{left} are left of {free}, and only {captured} were reported");
     }
 }

@@ -117,14 +117,14 @@ fn replies_of_several_ranks_repeat_and_match_one_rank_closely() {
             let of_one = first(&model).await;
             runtime.unload(model.name()).await.expect("the model unloads");
             let (ranks, model) = served(&devices, source.clone()).await;
-            let (said, of_ranks) = (answers(&model).await, first(&model).await);
-            println!("{said:?}; the first token: {of_one} on one rank, {of_ranks} on several");
+            let (replies, of_ranks) = (answers(&model).await, first(&model).await);
+            println!("{replies:?}; the first token: {of_one} on one rank, {of_ranks} on several");
             assert!(
                 (of_one - of_ranks).abs() < bound(&source),
                 "{of_one} on one rank differs from {of_ranks} on several"
             );
             for _ in 0..3 {
-                assert_eq!(answers(&model).await, said);
+                assert_eq!(answers(&model).await, replies);
             }
             let ledger = ranks.budget().snapshot().await.expect("the budget answers");
             println!("{ledger}");
@@ -169,14 +169,14 @@ fn replies_through_nccl_repeat_and_match_our_all_reduce_closely() {
         ranks.shutdown().await;
         let options = LoadOptions { disable_custom_all_reduce: true, ..roomy() };
         let (ranks, model) = loaded(&devices, source.clone(), options).await;
-        let (said, of_nccl) = (answers(&model).await, first(&model).await);
-        println!("{by_kernels:?} by kernels, {said:?} by NCCL; the first token: {of_kernels}, {of_nccl}");
+        let (replies, of_nccl) = (answers(&model).await, first(&model).await);
+        println!("{by_kernels:?} by kernels, {replies:?} by NCCL; the first token: {of_kernels}, {of_nccl}");
         assert!(
             (of_kernels - of_nccl).abs() < bound(&source),
             "{of_kernels} by kernels differs from {of_nccl} by NCCL"
         );
         for _ in 0..3 {
-            assert_eq!(answers(&model).await, said);
+            assert_eq!(answers(&model).await, replies);
         }
         let ledger = ranks.budget().measure().await.expect("the budget answers");
         let now = uncounted(&devices);
@@ -191,10 +191,10 @@ fn replies_through_nccl_repeat_and_match_our_all_reduce_closely() {
         let (ended, end) = Responder::new();
         engine.send_message(EngineMessage::KillLane { which: WhichLane::Step, ended }).expect("the engine is running");
         end.await.expect("all threads of the lane have ended");
-        assert_eq!(answers(&model).await, said, "answers are the same after the death of a lane");
+        assert_eq!(answers(&model).await, replies, "answers are the same after the death of a lane");
         let refused = EngineMessage::FailLaunches { which: WhichLane::Step, after: 7, count: 1 };
         engine.send_message(refused).expect("the engine is running");
-        assert_eq!(answers(&model).await, said, "answers are the same after a rank failed in a step");
+        assert_eq!(answers(&model).await, replies, "answers are the same after a rank failed in a step");
         println!("{}", ranks.budget().measure().await.expect("the budget answers"));
         ranks.shutdown().await;
         for device in &devices {
@@ -303,7 +303,7 @@ fn another_process_on_one_gpu_shrinks_and_regrows_all_ranks() {
         }
         let (ranks, model) = loaded(&devices, shared_by(&devices), options()).await;
         let kv = async || ranks.budget().measure().await.expect("the budget answers").of_class(&Class::Kv);
-        let (before, said, wanted) = (kv().await, answers(&model).await, Bytes::gib(8));
+        let (before, replies, wanted) = (kv().await, answers(&model).await, Bytes::gib(8));
         // The other process uses only the first GPU.
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let has = async || tokio::task::block_in_place(|| other_process.hold(wanted)) == wanted;
@@ -316,10 +316,10 @@ fn another_process_on_one_gpu_shrinks_and_regrows_all_ranks() {
         let backed: Vec<_> = devices.iter().map(|device| device.counts().backed).collect();
         println!("{before} of keys and values before, {} now; {backed:?} backed", kv().await);
         assert!(kv().await + Bytes::gib(6) < before && backed.iter().all(|bytes| *bytes == backed[0]));
-        assert_eq!(answers(&model).await, said);
+        assert_eq!(answers(&model).await, replies);
         drop(other_process);
         eventually("the cache has its old size", async || kv().await == before).await;
-        assert_eq!(answers(&model).await, said);
+        assert_eq!(answers(&model).await, replies);
         ranks.shutdown().await;
     });
 }
@@ -329,20 +329,20 @@ fn a_lane_that_loses_a_rank_restarts_without_losing_requests() {
     story(async |Stage { device, .. }| {
         let devices = several(&device);
         let (ranks, model) = served(&devices, shared_by(&devices)).await;
-        let said = answers(&model).await;
+        let reply = answers(&model).await;
         let backed: Vec<_> = devices.iter().map(|device| device.counts().backed).collect();
         let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         for which in [WhichLane::Step, WhichLane::Vision] {
             let (ended, end) = Responder::new();
             engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine is running");
             end.await.expect("all threads of the lane have ended");
-            assert_eq!(answers(&model).await, said, "{which:?}");
+            assert_eq!(answers(&model).await, reply, "{which:?}");
         }
         // Fail one rank in the middle of a pass. The other ranks are informed.
         let refused = EngineMessage::FailLaunches { which: WhichLane::Step, after: 7, count: 1 };
         let began = Instant::now();
         engine.send_message(refused).expect("the engine is running");
-        assert_eq!(answers(&model).await, said);
+        assert_eq!(answers(&model).await, reply);
         assert!(began.elapsed() < Duration::from_secs(10), "the other ranks stop earlier than their 20 s of patience");
         assert_eq!(devices.iter().map(|device| device.counts().backed).collect::<Vec<_>>(), backed);
         ranks.shutdown().await;

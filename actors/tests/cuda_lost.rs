@@ -125,15 +125,15 @@ impl Open {
         let mut reasons = Vec::new();
         for (number, reply) in self.streaming.into_iter().enumerate() {
             let who = format!("streaming {number}");
-            let (heard, outcome) = soon(&who, listen(reply)).await;
-            assert!(heard < TOKENS, "{who} should end before its last token: {heard} tokens");
+            let (tokens, outcome) = soon(&who, listen(reply)).await;
+            assert!(tokens < TOKENS, "{who} should end before its last token: {tokens} tokens");
             reasons.push(lost(outcome, &who));
         }
         let mut not_begun = 0;
-        for (number, heard) in self.waiting.into_iter().enumerate() {
+        for (number, tokens) in self.waiting.into_iter().enumerate() {
             let who = format!("waiting {number}");
-            let (heard, outcome) = soon(&who, heard).await.expect("the task does not panic");
-            not_begun += usize::from(heard == 0);
+            let (tokens, outcome) = soon(&who, tokens).await.expect("the task does not panic");
+            not_begun += usize::from(tokens == 0);
             reasons.push(lost(outcome, &who));
         }
         println!("{STREAMING} had begun, {not_begun} of {WAITING} had not: {}", reasons[0]);
@@ -149,16 +149,16 @@ impl Open {
 /// Reads events until the end. Returns the number of events and the outcome. Checks that
 /// nothing follows the end.
 async fn listen(mut reply: Reply) -> (usize, Result<(), ChatError>) {
-    let mut heard = 0;
+    let mut tokens = 0;
     let outcome = loop {
         match reply.next().await.expect("a reply has an end") {
             Ok(ChatEvent::Done { .. }) => break Ok(()),
-            Ok(_) => heard += 1,
+            Ok(_) => tokens += 1,
             Err(error) => break Err(error),
         }
     };
     assert!(reply.next().await.is_none(), "the stream has one end");
-    (heard, outcome)
+    (tokens, outcome)
 }
 
 /// Checks that a chat failed with a lost device, the driver's message and a
@@ -175,18 +175,18 @@ fn lost(outcome: Result<(), ChatError>, who: &str) -> Arc<str> {
 /// Collects all events of the runtime until the runtime ends.
 fn diary(mut events: Events) -> JoinHandle<Vec<Event>> {
     tokio::spawn(async move {
-        let mut told = Vec::new();
+        let mut seen = Vec::new();
         while let Some(recorded) = events.next().await {
-            told.push(recorded.expect("the listener missed no event").event);
+            seen.push(recorded.expect("the listener missed no event").event);
         }
-        told
+        seen
     })
 }
 
 /// The bytes that are still leased after all these events.
-fn still_leased(told: &[Event]) -> Bytes {
+fn still_leased(events: &[Event]) -> Bytes {
     let mut leases: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
-    for event in told {
+    for event in events {
         match event {
             Event::LeaseGranted(leased) => drop(leases.insert(leased.lease, leased.bytes)),
             Event::LeaseResized { lease, to, .. } => drop(leases.insert(*lease, *to)),
@@ -201,14 +201,14 @@ fn still_leased(told: &[Event]) -> Bytes {
 
 /// Checks that exactly one loss is reported, with this reason, and that nothing is restarted after
 /// the loss. The stop of the model must have a reason too.
-fn assert_told_once(told: &[Event], reason: &str) {
-    let losses: Vec<_> = told.iter().filter(|event| matches!(event, Event::DeviceLost { .. })).collect();
-    assert!(matches!(&losses[..], [Event::DeviceLost { reason: told }] if told == reason), "{losses:?}");
-    let behind: Vec<_> = told.iter().skip_while(|event| !matches!(event, Event::DeviceLost { .. })).collect();
+fn assert_loss_reported_once(events: &[Event], reason: &str) {
+    let losses: Vec<_> = events.iter().filter(|event| matches!(event, Event::DeviceLost { .. })).collect();
+    assert!(matches!(&losses[..], [Event::DeviceLost { reason: found }] if found == reason), "{losses:?}");
+    let behind: Vec<_> = events.iter().skip_while(|event| !matches!(event, Event::DeviceLost { .. })).collect();
     let again = |event: &&&Event| matches!(event, Event::Restart { .. } | Event::Ready { .. });
     assert_eq!(behind.iter().find(again), None, "no attempt is repeated on a lost device");
     let stopped = |event: &&Event| matches!(event, Event::Stopped { reason, .. } if reason.contains("lost"));
-    assert!(behind.into_iter().any(|event| stopped(&event)), "the model has stopped: {told:?}");
+    assert!(behind.into_iter().any(|event| stopped(&event)), "the model has stopped: {events:?}");
 }
 
 /// Checks that the runtime has ended, and that later callers get the reason and a hint.
@@ -259,20 +259,20 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
 
         // Only the tenant's lease remains, until the tenant drops it. The ledger, the events, the
         // device and another process must all agree on that.
-        let told = soon("the end of events", diary).await.expect("the task does not panic");
+        let events = soon("the end of events", diary).await.expect("the task does not panic");
         let snapshot = stage.runtime.budget().snapshot();
         soon("a question to the budget", snapshot).await.expect_err("the budget has ended too");
         assert_eq!(stage.runtime.budget().leased_bytes(), page);
-        assert_eq!(still_leased(&told), page, "{told:?}");
-        assert_told_once(&told, &reason);
+        assert_eq!(still_leased(&events), page, "{events:?}");
+        assert_loss_reported_once(&events, &reason);
         let held = || (stage.device.counts().backed, stage.device.counts().pinned);
-        eventually("all is home but the tenant's", async || held() == (page, beside.pinned)).await;
+        eventually("all memory is returned but the tenant's", async || held() == (page, beside.pinned)).await;
         eventually("others find it free", async || other_process.sees() + ROUNDING >= free + of_the_model).await;
         println!(
             "{free} were free beside {of_the_model} of the model, and {} are behind its end",
             other_process.sees()
         );
         drop(tenant);
-        eventually("all is home", async || held() == (Bytes::ZERO, Bytes::ZERO)).await;
+        eventually("all memory is returned", async || held() == (Bytes::ZERO, Bytes::ZERO)).await;
     });
 }

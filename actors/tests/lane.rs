@@ -13,7 +13,7 @@ use std::{
 };
 
 use bursar_actors::{
-    compute::graph::{GraphShape, GraphSize},
+    compute::graph::{GraphKey, GraphLimits},
     compute::lane::{
         Acceptance, Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped,
     },
@@ -62,7 +62,7 @@ impl Stage {
         kv.grow_to(4).expect("memory");
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(8)));
         let format = model.config().decoder().step_format();
-        let graphs = GraphShape::without_drafts(4, 64, format);
+        let graphs = GraphLimits::without_drafts(4, 64, format);
         let vocabulary = model.config().decoder().vocabulary;
         let sampling_shape = SamplingShape { rows: 4, context_tokens: 64, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling_shape, device.page());
@@ -495,7 +495,7 @@ async fn waiting_for_an_idle_lane_ignores_captures() {
     let stage = Stage::set();
     let (give, captured) = sync_channel(1);
     let answer = Answer::to(move |outcome: Result<Option<Bytes>, LaneError>| drop(give.send(outcome)));
-    stage.lane.submit(Job::Capture(CaptureJob { size: GraphSize::decode(2), answer }));
+    stage.lane.submit(Job::Capture(CaptureJob { size: GraphKey::decode(2), answer }));
     stage.clock.until(|state| !state.log.is_empty());
     let mut idle = Box::pin(stage.lane.idle());
     assert!(!still_waits(&mut idle).await, "a successor does not wait for a capture");

@@ -134,14 +134,14 @@ fn a_profile_with_another_key_lists_every_difference() {
     let Ok(RecordLookup::Differs(differences)) = place.find(&on("580.2")) else {
         panic!("the lookup reports no differences")
     };
-    let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
-    assert_eq!(told, ["driver was 580.1, is 580.2"]);
+    let reasons: Vec<_> = differences.iter().map(ToString::to_string).collect();
+    assert_eq!(reasons, ["driver was 580.1, is 580.2"]);
     let other = profile_key(&[("driver", "580.2"), ("weights", "decaf"), ("rotation", "on")]);
     let Ok(RecordLookup::Differs(differences)) = place.find(&other) else {
         panic!("the lookup reports no differences")
     };
-    let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
-    assert_eq!(told, ["driver was 580.1, is 580.2", "weights was c0ffee, is decaf", "rotation was unknown, is on"]);
+    let reasons: Vec<_> = differences.iter().map(ToString::to_string).collect();
+    assert_eq!(reasons, ["driver was 580.1, is 580.2", "weights was c0ffee, is decaf", "rotation was unknown, is on"]);
 }
 
 #[test]
@@ -201,10 +201,10 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
         serde_json::to_vec(&change(value)).expect("JSON")
     };
     let header = format!("{{\"format\": {}, \"profiles\": ", current_format());
-    let format = |told: &str| told.starts_with("format was ");
-    let broken = |told: &str| told.starts_with("it is not valid at line ");
-    type Told = fn(&str) -> bool;
-    let files: Vec<(&str, Vec<u8>, Told)> = vec![
+    let format = |text: &str| text.starts_with("format was ");
+    let broken = |text: &str| text.starts_with("it is not valid at line ");
+    type Matches = fn(&str) -> bool;
+    let files: Vec<(&str, Vec<u8>, Matches)> = vec![
         ("nothing", Vec::new(), broken),
         ("zeros, as after a crash", vec![0; 4096], broken),
         ("no JSON", b"profile".to_vec(), broken),

@@ -354,8 +354,8 @@ impl World {
         match effect {
             Effect::Run(plan) => self.check_plan(plan),
             Effect::Copy(copies) => self.copy(*copies),
-            Effect::Short(..) => {}
-            Effect::Found(id, tokens) => {
+            Effect::LacksBlocks(..) => {}
+            Effect::Begun(id, tokens) => {
                 self.found_tokens += tokens;
                 self.found.insert(id);
                 let clock = self.clock;

@@ -39,14 +39,14 @@ impl RevokeHandle {
     /// # Errors
     /// Any error of the device.
     pub fn revoke(&self) -> Result<(), DeviceError> {
-        let Some(stretch) = self.0.upgrade() else { return Ok(()) };
-        let mut extent = stretch.lock();
+        let Some(mapping) = self.0.upgrade() else { return Ok(()) };
+        let mut extent = mapping.lock();
         extent.revoked = true;
-        stretch.clear(&mut extent)
+        mapping.clear(&mut extent)
     }
 
     /// Whether the segment was dropped and its memory returned.
-    pub fn is_spent(&self) -> bool {
+    pub fn is_dropped(&self) -> bool {
         self.0.strong_count() == 0
     }
 }

@@ -52,9 +52,9 @@ impl Segment {
         let reserved = bytes_max.round_up(device.page());
         let address = device.reserve(reserved)?;
         let addresses = device.addresses(address);
-        let stretch = Arc::new(Mapping::new(device, addresses, reserved));
-        lease.announce(RevokeHandle(Arc::downgrade(&stretch)));
-        Ok(Segment { backing: Some(Backing(stretch)), lease })
+        let mapping = Arc::new(Mapping::new(device, addresses, reserved));
+        lease.announce(RevokeHandle(Arc::downgrade(&mapping)));
+        Ok(Segment { backing: Some(Backing(mapping)), lease })
     }
 
     /// Backs the prefix up to `bytes`, rounded up to whole pages. Does nothing if the prefix
@@ -68,19 +68,19 @@ impl Segment {
     /// If the lease is too small, or fewer addresses were reserved. Both are bugs in Bursar. Leases
     /// that pay for segments have a size in whole pages.
     pub fn back_to(&self, bytes: Bytes) -> Result<(), DeviceError> {
-        let stretch = self.stretch();
-        let bytes = bytes.round_up(stretch.device.page());
-        assert!(bytes <= stretch.reserved, "{bytes} of {} reserved cannot be backed", stretch.reserved);
-        let mut extent = stretch.lock();
+        let mapping = self.mapping();
+        let bytes = bytes.round_up(mapping.device.page());
+        assert!(bytes <= mapping.reserved, "{bytes} of {} reserved cannot be backed", mapping.reserved);
+        let mut extent = mapping.lock();
         let Some(more) = bytes.checked_sub(extent.backed).filter(|more| !more.is_zero()) else { return Ok(()) };
-        let end = stretch.address().offset(extent.backed);
+        let end = mapping.address().offset(extent.backed);
         if extent.revoked {
             let reason = "the lease was revoked";
             return Err(DeviceError::BadRange { address: end, bytes: more, verb: "backed", reason });
         }
         let _moving = self.lease.moving();
         self.lease.spend(more);
-        stretch.device.back(end, more).inspect_err(|_| self.lease.save(more))?;
+        mapping.device.back(end, more).inspect_err(|_| self.lease.save(more))?;
         extent.backed = bytes;
         Ok(())
     }
@@ -96,12 +96,12 @@ impl Segment {
     /// the last use of the tail.
     pub fn shrink_to(&self, bytes: Bytes, last_use: &Fence) -> Result<(), DeviceError> {
         assert!(last_use.is_passed(), "the device still uses the tail that is to be unbacked");
-        let stretch = self.stretch();
-        let bytes = bytes.round_up(stretch.device.page());
-        let mut extent = stretch.lock();
+        let mapping = self.mapping();
+        let bytes = bytes.round_up(mapping.device.page());
+        let mut extent = mapping.lock();
         let Some(less) = extent.backed.checked_sub(bytes).filter(|less| !less.is_zero()) else { return Ok(()) };
         let _moving = self.lease.moving();
-        stretch.device.unback(stretch.address().offset(bytes), less)?;
+        mapping.device.unback(mapping.address().offset(bytes), less)?;
         extent.backed = bytes;
         self.lease.save(less);
         Ok(())
@@ -113,8 +113,8 @@ impl Segment {
     /// # Errors
     /// The same as [`Device::copy_out`].
     pub fn copy_out(&self) -> Result<HostCopy, DeviceError> {
-        let stretch = self.stretch();
-        stretch.device.clone().copy_out(stretch.address(), self.backed())
+        let mapping = self.mapping();
+        mapping.device.clone().copy_out(mapping.address(), self.backed())
     }
 
     /// Copies back the result of [`copy_out`](Segment::copy_out). The backed prefix must have the
@@ -123,19 +123,19 @@ impl Segment {
     /// # Errors
     /// The same as [`Device::copy_in`].
     pub fn copy_in(&self, copy: &HostCopy) -> Result<(), DeviceError> {
-        let stretch = self.stretch();
-        stretch.device.copy_in(copy, stretch.address())
+        let mapping = self.mapping();
+        mapping.device.copy_in(copy, mapping.address())
     }
 
     /// The start address. It never changes.
     pub fn address(&self) -> Address {
-        self.stretch().address()
+        self.mapping().address()
     }
 
     /// The start address on one rank of a [group](crate::DeviceGroup). Without a
     /// group, `rank` is ignored.
     pub fn address_on(&self, rank: usize) -> Address {
-        match &self.stretch().addresses[..] {
+        match &self.mapping().addresses[..] {
             [only] => *only,
             addresses => addresses[rank],
         }
@@ -146,18 +146,18 @@ impl Segment {
     /// # Errors
     /// The same as [`Device::open_to_ranks`].
     pub fn open_to_ranks(&self) -> Result<(), DeviceError> {
-        let stretch = self.stretch();
-        stretch.device.open_to_ranks(stretch.address(), self.backed())
+        let mapping = self.mapping();
+        mapping.device.open_to_ranks(mapping.address(), self.backed())
     }
 
     /// Length of the backed prefix, in whole pages.
     pub fn backed(&self) -> Bytes {
-        self.stretch().lock().backed
+        self.mapping().lock().backed
     }
 
     /// Length of the reserved addresses, in whole pages.
     pub fn reserved(&self) -> Bytes {
-        self.stretch().reserved
+        self.mapping().reserved
     }
 
     /// The lease that pays for the backed prefix.
@@ -166,7 +166,7 @@ impl Segment {
     }
 
     pub fn device(&self) -> &Arc<dyn Device> {
-        &self.stretch().device
+        &self.mapping().device
     }
 
     /// A handle that can unback the memory if the owner dies.
@@ -180,7 +180,7 @@ impl Segment {
         self.lease.part(fence, None);
     }
 
-    fn stretch(&self) -> &Mapping {
+    fn mapping(&self) -> &Mapping {
         &self.backing.as_ref().expect("a segment has its backing until it drops").0
     }
 }

@@ -12,7 +12,7 @@ use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, RevokeHandle};
 /// The caller that drives the ledger calls [`FenceWatch::passed`] regularly, and sends the ledger
 /// one [`crate::Input::FencePassed`] for each returned lease. Unbacking the memory of a whole GPU
 /// takes a third of a second. To avoid blocking that long, call [`FenceWatch::due`], call
-/// [`PendingReclaim::bring`] for each lease on another thread, and call [`FenceWatch::home`]
+/// [`PendingReclaim::release`] for each lease on another thread, and call [`FenceWatch::finish_release`]
 /// before informing the ledger.
 ///
 /// ```
@@ -56,7 +56,7 @@ impl FenceWatch {
     /// such a segment at once instead of calling this function.
     pub fn segment_reserved(&mut self, lease: LeaseId, revoker: RevokeHandle) {
         let revokers = self.revokers.entry(lease).or_default();
-        revokers.retain(|revoker| !revoker.is_spent());
+        revokers.retain(|revoker| !revoker.is_dropped());
         revokers.push(revoker);
     }
 
@@ -65,9 +65,9 @@ impl FenceWatch {
     pub fn released(&mut self, note: ReleaseNote) -> bool {
         self.revokers.remove(&note.lease);
         if note.fence.is_passed() && note.backings.is_empty() && !self.pending.contains_key(&note.lease) {
-            // If the lease's memory is being returned now, `home` reports the lease when the return
+            // If the lease's memory is being returned now, `finish_release` reports the lease when the return
             // is done.
-            return !self.is_coming_home(note.lease);
+            return !self.is_being_released(note.lease);
         }
         let pending = self.pending.entry(note.lease).or_default();
         pending.fence = std::mem::take(&mut pending.fence).and(note.fence);
@@ -96,15 +96,15 @@ impl FenceWatch {
     /// these leases, including leases whose memory was returned before the error.
     pub fn passed(&mut self) -> Result<Vec<LeaseId>, DeviceError> {
         let mut due = self.due();
-        if let Err(error) = due.iter_mut().try_for_each(PendingReclaim::bring) {
-            due.into_iter().for_each(|due| self.put_back(due));
+        if let Err(error) = due.iter_mut().try_for_each(PendingReclaim::release) {
+            due.into_iter().for_each(|due| self.requeue(due));
             return Err(error);
         }
-        Ok(due.into_iter().map(|due| self.home(due.lease)).collect())
+        Ok(due.into_iter().map(|due| self.finish_release(due.lease)).collect())
     }
 
     /// Removes and returns the leases whose fence has passed, each only once. Their memory is still
-    /// backed: call [`bring`](PendingReclaim::bring) for each on a thread that may block.
+    /// backed: call [`release`](PendingReclaim::release) for each on a thread that may block.
     pub fn due(&mut self) -> Vec<PendingReclaim> {
         let is_due =
             |(lease, pending): &(&LeaseId, &Pending)| pending.fence.is_passed() && !self.coming.contains(*lease);
@@ -120,14 +120,14 @@ impl FenceWatch {
 
     /// Records that the memory of this lease has been returned. Returns the lease, so that the
     /// caller can inform the ledger.
-    pub fn home(&mut self, lease: LeaseId) -> LeaseId {
+    pub fn finish_release(&mut self, lease: LeaseId) -> LeaseId {
         self.coming.remove(&lease);
         lease
     }
 
     /// Records that the memory of this lease could not be returned. A later
     /// [`due`](FenceWatch::due) returns the lease again.
-    pub fn put_back(&mut self, PendingReclaim { lease, revokers, backings }: PendingReclaim) {
+    pub fn requeue(&mut self, PendingReclaim { lease, revokers, backings }: PendingReclaim) {
         self.coming.remove(&lease);
         let pending = self.pending.entry(lease).or_default();
         pending.backings.extend(backings);
@@ -145,7 +145,7 @@ impl FenceWatch {
 
     /// Whether this lease's memory is being returned now. A segment that is reserved for the lease
     /// at this point must be revoked at once.
-    pub fn is_coming_home(&self, lease: LeaseId) -> bool {
+    pub fn is_being_released(&self, lease: LeaseId) -> bool {
         self.coming.contains(&lease)
     }
 
@@ -164,17 +164,17 @@ impl PendingReclaim {
         self.lease
     }
 
-    /// Whether the lease has no memory left to return, so that [`bring`](PendingReclaim::bring)
+    /// Whether the lease has no memory left to return, so that [`release`](PendingReclaim::release)
     /// would do nothing.
     pub fn is_light(&self) -> bool {
-        self.revokers.iter().all(RevokeHandle::is_spent) && self.backings.is_empty()
+        self.revokers.iter().all(RevokeHandle::is_dropped) && self.backings.is_empty()
     }
 
     /// Returns the memory to the device, which may take a third of a second for a whole GPU.
     ///
     /// # Errors
     /// Any error of the device. The call may be repeated.
-    pub fn bring(&mut self) -> Result<(), DeviceError> {
+    pub fn release(&mut self) -> Result<(), DeviceError> {
         self.revokers.iter().try_for_each(RevokeHandle::revoke)?;
         self.backings.clear();
         Ok(())

@@ -108,8 +108,10 @@ fn a_refused_back_reports_both_sizes_and_leaves_nothing_backed() {
     let asked = (memory.free + Bytes::gib(1)).round_up(device.page());
     let error = device.back(address, asked).expect_err("the device has less memory");
     assert!(error.is_refused() && !error.is_lost(), "{error}");
-    let DeviceError::Refused { asked: said, free, .. } = &error else { unreachable!("the variant was checked above") };
-    assert_eq!(*said, asked);
+    let DeviceError::Refused { asked: stated, free, .. } = &error else {
+        unreachable!("the variant was checked above")
+    };
+    assert_eq!(*stated, asked);
     println!("{error}: {}", error.hint().expect("a hint"));
     assert!(*free <= Bytes::gib(1), "{free} were free when it was refused");
     assert_eq!(device.counts().backed, Bytes::ZERO);
@@ -187,7 +189,7 @@ impl Beside {
     fn take(bytes: Bytes) -> Result<Beside, DeviceError> {
         let mut taken = 0;
         // SAFETY: the output pointer is valid.
-        CudaDevice::said("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut taken, bytes.as_usize()) })?;
+        CudaDevice::check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut taken, bytes.as_usize()) })?;
         Ok(Beside(taken))
     }
 }

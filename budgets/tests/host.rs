@@ -37,8 +37,8 @@ fn a_capacity_is_one_page_to_the_machines_memory() {
     let capacity = |capacity| HostConfig::small(capacity).check_capacity();
     assert!(capacity(PAGE).is_ok());
     for bad in [PAGE - Bytes(1), Bytes::MAX] {
-        let Err(DeviceError::Capacity { capacity: said, least, most }) = capacity(bad) else { panic!("{bad}") };
-        assert!(said == bad && least == PAGE && (Bytes::gib(1)..Bytes::gib(1 << 20)).contains(&most), "{most}");
+        let Err(DeviceError::Capacity { capacity: stated, least, most }) = capacity(bad) else { panic!("{bad}") };
+        assert!(stated == bad && least == PAGE && (Bytes::gib(1)..Bytes::gib(1 << 20)).contains(&most), "{most}");
         let error = HostDevice::new(HostConfig::small(bad)).unwrap_err();
         assert!(matches!(error, DeviceError::Capacity { .. }), "{error}");
     }
@@ -114,14 +114,14 @@ fn only_whole_pages_are_backed() {
 #[test]
 fn a_reservation_is_from_1_byte_to_128_tib() {
     let device = device(1);
-    let said = |bytes| device.reserve(bytes).map_or_else(|error| error.to_string(), |_| String::new());
+    let error_of = |bytes| device.reserve(bytes).map_or_else(|error| error.to_string(), |_| String::new());
     let limits = "expected from 1 byte to 128 TiB";
     let most = Bytes(1 << 47);
     for bytes in [Bytes::ZERO, most + Bytes(1), Bytes::MAX] {
-        assert!(said(bytes).ends_with(limits), "{bytes}");
+        assert!(error_of(bytes).ends_with(limits), "{bytes}");
     }
     // The system may refuse a size that the device allows, with a different error text.
-    assert!(!said(most).ends_with(limits) && said(Bytes(1)).is_empty());
+    assert!(!error_of(most).ends_with(limits) && error_of(Bytes(1)).is_empty());
 }
 
 #[test]

@@ -174,8 +174,8 @@ fn a_segment_reports_its_address_and_sizes() {
     segment.back_to(PAGE + Bytes(1)).unwrap();
     assert_eq!((segment.backed(), segment.reserved(), segment.lease().id()), (PAGE * 2, PAGE * 3, LeaseId(1)));
     assert_eq!(segment.device().page(), PAGE);
-    let said = format!("128.0 KiB of 192.0 KiB backed at {}", segment.address());
-    assert_eq!(format!("{:?}", segment.revoker()), format!("revoker of Some({said})"));
+    let message = format!("128.0 KiB of 192.0 KiB backed at {}", segment.address());
+    assert_eq!(format!("{:?}", segment.revoker()), format!("revoker of Some({message})"));
     assert!(segment.address().0.is_multiple_of(PAGE.0) && segment.address().0 > 0);
 }
 
@@ -208,14 +208,14 @@ fn a_segment_is_revoked_once_and_never_backed_again() {
     let mut fixture = Fixture::new();
     let segment = fixture.segment(2);
     let revoker = segment.revoker();
-    assert!(!revoker.is_spent());
+    assert!(!revoker.is_dropped());
     revoker.revoke().unwrap();
     revoker.revoke().unwrap();
     assert_eq!((segment.backed(), fixture.device.counts().unbacks), (Bytes::ZERO, 1));
     let error = segment.back_to(PAGE).unwrap_err();
     assert!(error.to_string().ends_with("cannot be backed: the lease was revoked"), "{error}");
     drop(segment);
-    assert!(revoker.is_spent());
+    assert!(revoker.is_dropped());
     revoker.revoke().unwrap();
 }
 
@@ -279,14 +279,14 @@ fn a_fence_watch_is_idle_without_waiting_or_pending_reclaims() {
         watch.wait(LeaseId(lease), lane.fence_here());
     }
     assert!(!watch.is_idle() && watch.waiting() == 3 && watch.waits_for(LeaseId(2)));
-    assert!(!watch.waits_for(LeaseId(4)) && !watch.is_coming_home(LeaseId(2)));
+    assert!(!watch.waits_for(LeaseId(4)) && !watch.is_being_released(LeaseId(2)));
     lane.complete(step);
     let due = watch.due();
     assert_eq!(due.iter().map(PendingReclaim::lease).collect::<Vec<_>>(), [LeaseId(1), LeaseId(2), LeaseId(3)]);
-    assert!(!watch.is_idle() && watch.waiting() == 0 && watch.is_coming_home(LeaseId(2)));
+    assert!(!watch.is_idle() && watch.waiting() == 0 && watch.is_being_released(LeaseId(2)));
     for reclaim in due {
         assert!(reclaim.is_light());
-        assert_eq!(watch.home(reclaim.lease()), reclaim.lease());
+        assert_eq!(watch.finish_release(reclaim.lease()), reclaim.lease());
     }
     assert!(watch.is_idle() && !watch.waits_for(LeaseId(2)));
 }
@@ -304,7 +304,7 @@ fn a_release_note_with_backed_memory_waits_for_its_reclaim() {
     assert!(!watch.released(note), "the segment is still backed");
     let reclaim = watch.due().pop().expect("the fence of the lease has passed");
     assert!(!reclaim.is_light());
-    watch.put_back(reclaim);
+    watch.requeue(reclaim);
     assert_eq!((watch.passed().unwrap(), fixture.device.counts().backed), (vec![LeaseId(1)], Bytes::ZERO));
 }
 
@@ -424,7 +424,7 @@ fn a_lease_that_is_being_reclaimed_is_not_due_again() {
     let reclaim = watch.due().pop().expect("the lease is due");
     watch.wait(LeaseId(1), Fence::passed());
     assert!(watch.due().is_empty(), "the lease is already being returned");
-    watch.put_back(reclaim);
+    watch.requeue(reclaim);
     assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
     assert!(watch.is_idle());
 }

@@ -53,7 +53,7 @@ fn priority_of(number: usize) -> Priority {
 
 /// An effect of a step, reduced to what the naive model can predict.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Said {
+enum Outcome {
     Yes(u64),
     No(u64),
     Later(u64),
@@ -63,18 +63,18 @@ enum Said {
     Short(u64),
 }
 
-fn said(effect: &Effect, canary: u64) -> Option<Said> {
+fn outcome_of(effect: &Effect, canary: u64) -> Option<Outcome> {
     Some(match effect {
-        Effect::Granted(grant) => Said::Yes(grant.request().0),
-        Effect::Resized(resized) => Said::Yes(resized.request().0),
-        Effect::Refused(refused) => Said::No(refused.request.0),
-        Effect::Waiting { request, .. } => Said::Later(request.0),
-        Effect::Freed { lease, bytes } => Said::Freed(lease.0, bytes.0),
-        Effect::OwnerCleared { owner } => Said::Cleared(owner.name.to_string(), owner.generation),
-        Effect::CanaryGiven { bytes } => Said::Canary(canary - bytes.0),
-        Effect::CanaryTaken { bytes } => Said::Canary(canary + bytes.0),
-        Effect::Deficit { short_by, .. } => Said::Short(short_by.0),
-        Effect::DeficitOver => Said::Short(0),
+        Effect::Granted(grant) => Outcome::Yes(grant.request().0),
+        Effect::Resized(resized) => Outcome::Yes(resized.request().0),
+        Effect::Refused(refused) => Outcome::No(refused.request.0),
+        Effect::Waiting { request, .. } => Outcome::Later(request.0),
+        Effect::Freed { lease, bytes } => Outcome::Freed(lease.0, bytes.0),
+        Effect::OwnerCleared { owner } => Outcome::Cleared(owner.name.to_string(), owner.generation),
+        Effect::CanaryGiven { bytes } => Outcome::Canary(canary - bytes.0),
+        Effect::CanaryTaken { bytes } => Outcome::Canary(canary + bytes.0),
+        Effect::Deficit { short_by, .. } => Outcome::Short(short_by.0),
+        Effect::DeficitOver => Outcome::Short(0),
         Effect::Revoking { .. } | Effect::GiveUp { .. } | Effect::GateMoved { .. } | Effect::GateStuck(_) => {
             return None;
         }
@@ -120,7 +120,7 @@ struct Naive {
     short: u64,
     profiling: bool,
     dying: Vec<(usize, u64)>,
-    said: Vec<Said>,
+    outcomes: Vec<Outcome>,
 }
 
 impl Naive {
@@ -146,7 +146,7 @@ impl Naive {
 
     fn request(&mut self, request: NaiveRequest, wait: bool) {
         if self.size(&request) > self.attainable(request.host) {
-            return self.said.push(Said::No(request.id));
+            return self.outcomes.push(Outcome::No(request.id));
         }
         let others = self.waiting.iter().filter(|other| other.host == request.host);
         let (mut ahead, mut all) = (0, 0);
@@ -157,15 +157,15 @@ impl Naive {
         if ahead == 0 && request.more <= self.available(request.host) {
             self.fulfil(request);
         } else if !wait || all >= WAITING_MAX {
-            self.said.push(Said::No(request.id));
+            self.outcomes.push(Outcome::No(request.id));
         } else {
-            self.said.push(Said::Later(request.id));
+            self.outcomes.push(Outcome::Later(request.id));
             self.waiting.push(request);
         }
     }
 
     fn fulfil(&mut self, request: NaiveRequest) {
-        self.said.push(Said::Yes(request.id));
+        self.outcomes.push(Outcome::Yes(request.id));
         if let Some((lease, to)) = request.grows {
             self.lease(lease).unwrap().bytes = to;
         }
@@ -194,7 +194,7 @@ impl Naive {
     fn refuse(&mut self, leaves: impl Fn(&NaiveRequest) -> bool) {
         while let Some(place) = self.in_order().into_iter().find(|place| leaves(&self.waiting[*place])) {
             let request = self.waiting.remove(place);
-            self.said.push(Said::No(request.id));
+            self.outcomes.push(Outcome::No(request.id));
         }
     }
 
@@ -213,7 +213,7 @@ impl Naive {
         let lease = self.lease(id).unwrap();
         lease.ends = true;
         if let Some((_, question)) = lease.shrinks.take() {
-            self.said.push(Said::No(question));
+            self.outcomes.push(Outcome::No(question));
         }
         self.refuse(|request| request.grows.is_some_and(|(lease, _)| lease == id));
     }
@@ -221,7 +221,7 @@ impl Naive {
     fn free(&mut self, id: u64) {
         let place = self.leases.iter().position(|lease| lease.id == id).unwrap();
         let lease = self.leases.remove(place);
-        self.said.push(Said::Freed(id, lease.bytes));
+        self.outcomes.push(Outcome::Freed(id, lease.bytes));
     }
 
     fn settle(&mut self) {
@@ -229,7 +229,7 @@ impl Naive {
             if self.leases.iter().any(|lease| lease.name == name && lease.generation <= generation) {
                 self.dying.push((name, generation));
             } else {
-                self.said.push(Said::Cleared(NAMES[name].into(), generation));
+                self.outcomes.push(Outcome::Cleared(NAMES[name].into(), generation));
             }
         }
         let spent = self.granted(false) + self.foreign + self.overhead;
@@ -242,12 +242,12 @@ impl Naive {
             0
         };
         if self.canary != before {
-            self.said.push(Said::Canary(self.canary));
+            self.outcomes.push(Outcome::Canary(self.canary));
         }
         let short = (spent + self.canary).saturating_sub(TOTAL);
         if short != self.short {
             self.short = short;
-            self.said.push(Said::Short(short));
+            self.outcomes.push(Outcome::Short(short));
         }
         for host in [false, true] {
             let attainable = self.attainable(host);
@@ -300,10 +300,10 @@ impl Life {
         let Some(input) = self.input(op) else { return };
         self.naive.settle();
         let effects = self.ledger.step(input);
-        let heard: Vec<Said> = effects.iter().filter_map(|effect| said(effect, canary)).collect();
-        assert_eq!(heard, std::mem::take(&mut self.naive.said), "after {op:?}");
+        let outcomes: Vec<Outcome> = effects.iter().filter_map(|effect| outcome_of(effect, canary)).collect();
+        assert_eq!(outcomes, std::mem::take(&mut self.naive.outcomes), "after {op:?}");
         for effect in &effects {
-            if let Some(Said::Yes(id) | Said::No(id)) = said(effect, canary) {
+            if let Some(Outcome::Yes(id) | Outcome::No(id)) = outcome_of(effect, canary) {
                 assert!(self.open.remove(&id), "question {id} is answered twice");
             }
         }
@@ -341,7 +341,7 @@ impl Life {
                 let host = class == Class::Host;
                 let early = self.naive.leases.iter().any(|lease| lease.name == name && lease.generation < generation);
                 if bytes == 0 || early {
-                    self.naive.said.push(Said::No(id));
+                    self.naive.outcomes.push(Outcome::No(id));
                 } else {
                     self.naive.profiling |= !class.is_guest();
                     let new_for = Some((name, generation));
@@ -357,14 +357,14 @@ impl Life {
                 let held = self.naive.lease(lease).unwrap();
                 let NaiveLease { host, priority, bytes, .. } = *held;
                 if held.ends || held.shrinks.is_some() {
-                    self.naive.said.push(Said::No(id));
+                    self.naive.outcomes.push(Outcome::No(id));
                 } else if to > bytes {
                     let grows = Some((lease, to));
                     self.naive
                         .request(NaiveRequest { id, host, priority, more: to - bytes, new_for: None, grows }, wait);
                 } else if passed || to == bytes {
                     held.bytes = to;
-                    self.naive.said.push(Said::Yes(id));
+                    self.naive.outcomes.push(Outcome::Yes(id));
                 } else {
                     held.shrinks = Some((to, id));
                 }
@@ -387,7 +387,7 @@ impl Life {
                     self.naive.free(lease);
                 } else if let Some((to, id)) = held.shrinks.take() {
                     held.bytes = to;
-                    self.naive.said.push(Said::Yes(id));
+                    self.naive.outcomes.push(Outcome::Yes(id));
                 }
                 Input::FencePassed { lease: LeaseId(lease) }
             }

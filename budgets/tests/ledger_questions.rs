@@ -261,12 +261,12 @@ fn a_reminder_repeats_orders_and_reports_the_uncovered_deficit() {
     ledger.step(Input::Canary(Bytes(100)));
     ledger.step(Input::Foreign(Bytes(210))); // Canary given up: deficit 10, owed 110.
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
-    let said = |uncovered| Effect::Deficit { short_by: Bytes(10), uncovered: Bytes(uncovered) };
-    assert_eq!(ledger.step(Input::Remind { ahead: Bytes(40) }), [said(0), order(50)]);
+    let deficit = |uncovered| Effect::Deficit { short_by: Bytes(10), uncovered: Bytes(uncovered) };
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes(40) }), [deficit(0), order(50)]);
     ledger.step(Input::Floor { lease: kv, to: Bytes(193) });
     // `kv` can free 7 of the 110 bytes owed. This leaves 3 bytes of the deficit of 10 uncovered.
-    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [said(3), order(193)]);
-    assert_eq!(ledger.step(Input::Remind { ahead: Bytes(40) }), [said(3), order(193)]);
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [deficit(3), order(193)]);
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes(40) }), [deficit(3), order(193)]);
 }
 
 #[test]

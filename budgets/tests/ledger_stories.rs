@@ -178,11 +178,15 @@ fn shrink_orders_respect_floors_and_pass_the_rest_on() {
         Effect::GiveUp { lease, owner, class, to: Bytes(to) }
     };
     let effects = ledger.step(Input::Foreign(Bytes(320)));
-    let said = Effect::Deficit { short_by: Bytes(120), uncovered: Bytes(0) };
-    assert_eq!(effects, [said, order(younger, "younger", 350), order(older, "older", 330)]);
+    let deficit = Effect::Deficit { short_by: Bytes(120), uncovered: Bytes(0) };
+    assert_eq!(effects, [deficit, order(younger, "younger", 350), order(older, "older", 330)]);
     let effects = ledger.step(Input::Foreign(Bytes(400)));
-    let said = Effect::Deficit { short_by: Bytes(200), uncovered: Bytes(50) };
-    assert_eq!(effects, [said, order(younger, "younger", 350), order(older, "older", 300)], "no lease covers 50 bytes");
+    let deficit = Effect::Deficit { short_by: Bytes(200), uncovered: Bytes(50) };
+    assert_eq!(
+        effects,
+        [deficit, order(younger, "younger", 350), order(older, "older", 300)],
+        "no lease covers 50 bytes"
+    );
 }
 
 #[test]
@@ -195,8 +199,8 @@ fn a_reminder_repeats_a_lost_shrink_order() {
     assert!(ledger.step(Input::Foreign(Bytes(300))).is_empty(), "a deficit is announced once");
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), effects);
     ledger.step(Input::Resize { id: RequestId(2), lease: kv, to: Bytes(800), wait: false, passed: true });
-    let said = Effect::Deficit { short_by: Bytes(100), uncovered: Bytes(0) };
-    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO })[0], said, "the rest of the deficit is announced");
+    let deficit = Effect::Deficit { short_by: Bytes(100), uncovered: Bytes(0) };
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO })[0], deficit, "the rest of the deficit is announced");
 }
 
 #[test]
@@ -215,8 +219,8 @@ fn elastic_leases_shrink_to_restore_the_canary() {
     // the KV lease free 100 bytes. These cover the deficit of 50 first, so `uncovered` is 0.
     ledger.step(Input::Floor { lease: kv, to: Bytes(440) });
     ledger.step(Input::Foreign(Bytes(510)));
-    let said = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };
-    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [said, order(440)]);
+    let deficit = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [deficit, order(440)]);
 }
 
 #[test]

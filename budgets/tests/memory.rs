@@ -400,11 +400,11 @@ fn memory_is_released_on_another_thread_before_the_ledger_is_informed() {
     let mut due = budget.watch.due();
     let mut reclaim = due.pop().expect("the fence of the lease has passed");
     assert!(due.is_empty() && !reclaim.is_light() && reclaim.lease() == lease);
-    assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_coming_home(lease));
+    assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_being_released(lease));
     // The owner's handle drops while another thread returns the memory. The ledger must be informed
     // only after that thread is done.
     let bringing = std::thread::spawn(move || {
-        reclaim.bring().unwrap();
+        reclaim.release().unwrap();
         reclaim
     });
     drop(segment);
@@ -412,8 +412,8 @@ fn memory_is_released_on_another_thread_before_the_ledger_is_informed() {
     let reclaim = bringing.join().unwrap();
     assert_eq!(budget.device.counts().backed, Bytes::ZERO);
     assert_eq!(budget.ledger.snapshot().granted, PAGE * 8, "the ledger has not been informed yet");
-    let home = budget.watch.home(reclaim.lease());
-    let effects = budget.ledger.step(Input::FencePassed { lease: home });
+    let lease = budget.watch.finish_release(reclaim.lease());
+    let effects = budget.ledger.step(Input::FencePassed { lease });
     assert!(effects.contains(&Effect::OwnerCleared { owner: Owner::new("dead", 0) }), "{effects:?}");
     assert!(!budget.watch.waits_for(lease) && budget.watch.waiting() == 0);
 }
@@ -428,7 +428,7 @@ fn a_failed_reclaim_is_due_again_with_all_its_memory() {
     budget.watch.revoke(lease, Fence::passed());
     for _ in 0..3 {
         let reclaim = budget.watch.due().pop().expect("the lease is due");
-        budget.watch.put_back(reclaim);
+        budget.watch.requeue(reclaim);
     }
     assert_eq!(budget.device.counts().backed, PAGE * 8);
     assert_eq!(budget.watch.passed().unwrap(), [lease]);

@@ -358,12 +358,12 @@ fn every_device_error_has_the_expected_hint_and_kind() {
         (DeviceError::NoDevice { reason: text(), hint: "choose".into() }, Some("choose"), (false, false)),
         (DeviceError::Unusable { reason: text(), hint: "change".into() }, Some("change"), (false, false)),
         (
-            DeviceError::HostRefused { asked: bytes, said: text() },
+            DeviceError::HostRefused { asked: bytes, message: text() },
             Some("free host memory, or raise the limit on locked memory (ulimit -l)"),
             (false, false),
         ),
         (DeviceError::BadRange { address: Address(1), bytes, verb: "backed", reason: "said" }, None, (false, false)),
-        (DeviceError::Driver { call: "call", said: text() }, None, (false, false)),
+        (DeviceError::Driver { call: "call", message: text() }, None, (false, false)),
         (
             DeviceError::NoAddresses { bytes, reason: text() },
             Some("raise the limit on address space (ulimit -v)"),

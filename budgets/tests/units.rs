@@ -101,8 +101,8 @@ fn a_page_size_of_zero_panics() {
     for round in [Bytes::round_up, Bytes::round_down] {
         assert!(std::panic::catch_unwind(|| round(Bytes(1), Bytes::ZERO)).is_err());
     }
-    let said = std::panic::catch_unwind(|| Bytes(1).pages(Bytes::ZERO)).unwrap_err();
-    assert_eq!(said.downcast_ref(), Some(&"a page has at least one byte"));
+    let panicked = std::panic::catch_unwind(|| Bytes(1).pages(Bytes::ZERO)).unwrap_err();
+    assert_eq!(panicked.downcast_ref(), Some(&"a page has at least one byte"));
     assert!(Bytes(6).is_multiple_of(Bytes(3)) && !Bytes(7).is_multiple_of(Bytes(3)));
 }
 

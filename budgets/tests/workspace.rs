@@ -130,8 +130,8 @@ fn run(frame: &Frame<'_>, naive: &mut Naive, program: &[Op]) {
     for op in program {
         match op {
             Op::Take(bytes) => {
-                let stretch = frame.take(Bytes(*bytes)).unwrap();
-                let start = stretch.address.distance_from(base).0;
+                let allocation = frame.take(Bytes(*bytes)).unwrap();
+                let start = allocation.address.distance_from(base).0;
                 assert!(start.is_multiple_of(256));
                 for (from, to) in &naive.living {
                     assert!(start >= *to || start + bytes <= *from, "temporaries in use do not overlap");

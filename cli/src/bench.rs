@@ -50,7 +50,7 @@ const PICTURE_RUNS: usize = 3;
 
 /// Runs the command. `main` is the time at which the process entered `main`.
 pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> ExitCode {
-    let told = if options.replay.is_wanted() {
+    let outcome = if options.replay.is_wanted() {
         replay::replay(device, &options, main).await.and_then(|report| {
             show(&report, options.json);
             if report.is_a_failure() {
@@ -65,15 +65,15 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
     } else {
         match measure(device, &options, main).await {
             Ok(false) => return ExitCode::FAILURE,
-            told => told.map(drop),
+            outcome => outcome.map(drop),
         }
     };
-    match (options.json, told) {
+    match (options.json, outcome) {
         (true, Err(failure)) => {
             println!("{}", shared_output::failure(&failure));
             ExitCode::FAILURE
         }
-        (_, told) => report(told),
+        (_, outcome) => report(outcome),
     }
 }
 
@@ -91,7 +91,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         None => options.workload(),
     };
     let load = LoadOptions { profiles: device.said_profiles(), ..options.load(&workload, device.blas())? };
-    options.knobs.tell_notes()?;
+    options.knobs.report_notes()?;
     let config = options.knobs.runtime(HOST_BYTES, 1, device.ranks())?;
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
     let ranks = runtime.device().ranks().len().max(1);
@@ -141,7 +141,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     }
     // Text output prints each figure at once. JSON is printed at the end, so catch signals: after a
     // signal, the output still contains the figures measured so far.
-    let mut signals = if options.json { Some(Signals::hear()?) } else { None };
+    let mut signals = if options.json { Some(Signals::listen()?) } else { None };
     let outcome = tokio::select! {
         outcome = bench.run(options) => outcome,
         signal = ended(&mut signals) => Err(signal),
@@ -186,7 +186,7 @@ fn driver_free(runtime: &Runtime, id: &str, when: &str) -> Option<Figure> {
 async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
     let origin = source.origin().clone();
     let cut = move || {
-        let random = registry::without_weights(origin.bring_settings().ok()?).ok()?;
+        let random = registry::without_weights(origin.fetch_settings().ok()?).ok()?;
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).ok()?;
         let patch = FamilyConfig::of(&checkpoint).ok()?.patch()?.side as u32;
         Some(PatchGeometry { patch, tiling: checkpoint.image_processor?.config().tiling })
@@ -198,7 +198,7 @@ async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
 async fn planned(source: ModelSource, target: Target, ranks: usize, load: LoadOptions) -> Result<Model, Failure> {
     let plan = move || {
         // Loading has already fetched the model's files.
-        let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?.with_quantization(load.quantization);
+        let checkpoint = Checkpoint::open(source.origin().clone().fetch(&())?)?.with_quantization(load.quantization);
         let checkpoint = load.apply_on(&target, checkpoint).map_err(StartError::from)?;
         Ok(Model::plan_heaviest(&checkpoint, &target, ranks)?)
     };
@@ -297,7 +297,7 @@ impl Bench {
             let step = planner.decode(batch, context + steps / 2)?;
             Ok(step.repeat(steps))
         })?;
-        self.tell(
+        self.add_row(
             Measured { id, name, unit: Unit::Milliseconds, count: steps as f64, time, spread: of_long, runs },
             &work,
         );
@@ -316,7 +316,7 @@ impl Bench {
         let work = self.plan(|planner| planner.prefill(count, length))?;
         let (tokens, time) = ((count * length) as f64, fastest.time);
         let spread = longest(&runs) - time.as_secs_f64();
-        self.tell(Measured { id, name, unit: Unit::TokensPerSecond, count: tokens, time, spread, runs }, &work);
+        self.add_row(Measured { id, name, unit: Unit::TokensPerSecond, count: tokens, time, spread, runs }, &work);
         Ok(())
     }
 
@@ -349,7 +349,7 @@ impl Bench {
         })?;
         let (time, spread) = (times[PICTURE_RUNS / 2], (times[PICTURE_RUNS - 1] - times[0]).as_secs_f64());
         let count = count as f64;
-        self.tell(Measured { id, name, unit: Unit::RequestsPerSecond, count, time, spread, runs }, &work);
+        self.add_row(Measured { id, name, unit: Unit::RequestsPerSecond, count, time, spread, runs }, &work);
         Ok(())
     }
 
@@ -375,7 +375,7 @@ impl Bench {
     }
 
     /// Records a figure with the roofline bound of its passes.
-    fn tell(&mut self, measured: Measured, passes: &[Work]) {
+    fn add_row(&mut self, measured: Measured, passes: &[Work]) {
         let Measured { id, name, unit, count, time, spread, runs } = measured;
         let lower_is_better = unit == Unit::Milliseconds;
         let figure = |seconds: f64| if lower_is_better { 1e3 * seconds / count } else { count / seconds };

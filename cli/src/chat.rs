@@ -15,7 +15,7 @@ pub use options::Options;
 
 use self::{
     input::Interrupts,
-    print::{Ended, Over},
+    print::{Ended, Outcome},
     session::Session,
     shown::Shown,
 };
@@ -27,16 +27,16 @@ const INTERRUPTED: u8 = 130;
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let over = talk(device, &options).await.unwrap_or_else(|failure| {
         print::failure_of_all(&failure, &options);
-        Over::Failed
+        Outcome::Failed
     });
     match over {
-        Over::Well => ExitCode::SUCCESS,
-        Over::Failed => ExitCode::FAILURE,
-        Over::Interrupted => ExitCode::from(INTERRUPTED),
+        Outcome::Answered => ExitCode::SUCCESS,
+        Outcome::Failed => ExitCode::FAILURE,
+        Outcome::Interrupted => ExitCode::from(INTERRUPTED),
     }
 }
 
-async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure> {
+async fn talk(device: &DeviceOptions, options: &Options) -> Result<Outcome, Failure> {
     // Check all options before loading a model, so that a mistake is reported at once.
     let load = LoadOptions { profiles: device.profiles(), ..options.knobs.options(device.blas())? };
     let limit = load.requests_for(true);
@@ -46,7 +46,7 @@ async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure
     let limits = load.image_limits.clone();
     let (shown, blank) = (Shown::of(options, &limits)?, options.blank()?);
     let source = model::source(&options.model);
-    let runtime = model::start_knowing(device, &options.knobs, vec![(source.clone(), load.clone())]).await?;
+    let runtime = model::start_with_knobs(device, &options.knobs, vec![(source.clone(), load.clone())]).await?;
     let model = model::load_with(&runtime, source, load, !options.json).await?;
     let mut interrupts = Interrupts::listen();
     let outcome = match &options.question {
@@ -54,14 +54,14 @@ async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure
             let asked = shown.ask(blank, question);
             tokio::select! {
                 outcome = print::samples(&model, asked, options) => outcome,
-                () = interrupts.next() => Ok(Over::Interrupted),
+                () = interrupts.next() => Ok(Outcome::Interrupted),
             }
         }
         Some(question) => {
             let ended = print::stream(&model, shown.ask(blank, question), options, &mut interrupts).await;
             ended.map_err(Failure::from).map(|ended| match ended {
-                Ended::Interrupted { .. } => Over::Interrupted,
-                Ended::Done { .. } | Ended::Unread => Over::Well,
+                Ended::Interrupted { .. } => Outcome::Interrupted,
+                Ended::Done { .. } | Ended::OutputClosed => Outcome::Answered,
             })
         }
         None => Session::new(&model, options, &limits, blank, shown).run(&mut interrupts).await,
@@ -69,6 +69,6 @@ async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure
     tokio::select! {
         () = runtime.shutdown() => outcome,
         // A second Ctrl-C ends the command at once.
-        () = interrupts.next() => Ok(Over::Interrupted),
+        () = interrupts.next() => Ok(Outcome::Interrupted),
     }
 }

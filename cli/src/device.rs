@@ -3,7 +3,8 @@
 use std::{cmp::Ordering, env, ffi::OsString, net::SocketAddr, num::NonZeroUsize, path::PathBuf, str::FromStr};
 
 use bursar::{
-    BlasSearch, Bytes, DeviceChoice, HostConfig, LoadOptions, MinDevicesFor, ModelSource, Placement, Placing, Runtime,
+    BlasSearch, Bytes, DeviceChoice, HostConfig, LoadOptions, MinDevicesFor, ModelSource, Placement, PlacementRequest,
+    Runtime,
 };
 use bursar_actors::runtime::gpus;
 use bursar_budgets::ParseBytesError;
@@ -214,7 +215,7 @@ impl DeviceOptions {
     /// - The number of devices is not a multiple of the ranks of a model.
     /// - Some devices would be idle.
     /// - There are fewer devices than the models have ranks.
-    /// - [`Placing::place`] fails.
+    /// - [`PlacementRequest::place`] fails.
     pub async fn placed(
         &self,
         models: Vec<(ModelSource, LoadOptions)>,
@@ -245,7 +246,7 @@ impl DeviceOptions {
                 return Ok(vec![Placement { device, ranks, models: (0..count).collect() }]);
             }
         };
-        Ok(Placing { of, ranks, models, canary }.place().await?)
+        Ok(PlacementRequest { of, ranks, models, canary }.place().await?)
     }
 
     /// Whether a model may be shared by as many devices as it needs.
@@ -359,34 +360,34 @@ impl DeviceOptions {
     /// Returns the profile folder only if a flag names it. `bench` uses this folder and never the
     /// default folder, because its figures must not depend on earlier starts.
     pub fn said_profiles(&self) -> Option<PathBuf> {
-        self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
+        self.profile_cache.clone().filter(|folder| folder.as_os_str() != NOWHERE)
     }
 
     /// Describes the leased device in one sentence, with the reason if a GPU was expected and not
     /// found.
     pub fn describe(&self, runtime: &Runtime) -> String {
         let device = runtime.device();
-        match (device.is_host_memory(), runtime.stands_in()) {
+        match (device.is_host_memory(), runtime.host_fallback_reason()) {
             (true, why) => {
                 let of = self.capacity();
-                let told = match device.ranks().len().max(1) {
+                let message = match device.ranks().len().max(1) {
                     1 => format!("A host device of {of} stands in for a GPU"),
                     ranks => format!("{ranks} host devices of {of} each stand in for GPUs"),
                 };
-                why.map_or_else(|| format!("{told}."), |why| format!("{told} ({why})."))
+                why.map_or_else(|| format!("{message}."), |why| format!("{message} ({why})."))
             }
             (false, _) => format!("{} is the device.", device.name()),
         }
     }
 
     /// Starts to serve the runtimes' metrics, if an address was given.
-    pub async fn show(&self, runtimes: &[Runtime]) -> Result<(), Failure> {
+    pub async fn serve_metrics(&self, runtimes: &[Runtime]) -> Result<(), Failure> {
         self.metrics.serve(runtimes).await
     }
 
     /// Reports on a terminal why no GPU is used, if a GPU was expected.
-    pub fn tell(&self, runtime: &Runtime) {
-        if runtime.stands_in().is_some() && logging::is_watched() {
+    pub fn report_missing_gpu(&self, runtime: &Runtime) {
+        if runtime.host_fallback_reason().is_some() && logging::is_watched() {
             logging::note(format_args!("{}", self.describe(runtime)));
         }
     }

@@ -73,7 +73,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     if options.json {
         println!("{}", serde_json::to_string(&drilled).expect("numbers and text are valid JSON"))
     } else {
-        tell(&drilled)
+        print(&drilled)
     }
     match drilled.leaked_bytes {
         Bytes::ZERO => ExitCode::SUCCESS,
@@ -90,7 +90,7 @@ fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
     if is_json {
         println!("{}", shared_output::failure(&failure))
     } else {
-        failure::tell(&failure)
+        failure::print(&failure)
     }
     ExitCode::from(CANNOT_BE_READ)
 }
@@ -106,11 +106,11 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
         [alone] => alone.clone(),
         _ => Arc::new(DeviceGroup::of(each, format!("host:{ranks}")).map_err(RuntimeError::from)?),
     });
-    options.knobs.tell_notes()?;
+    options.knobs.report_notes()?;
     let knobs = options.knobs.runtime(RuntimeConfig::default().host_bytes, 1, ranks)?;
     let config = RuntimeConfig { device: choice, ..knobs };
     let runtime = Runtime::start(config).await?;
-    device.show(slice::from_ref(&runtime)).await?;
+    device.serve_metrics(slice::from_ref(&runtime)).await?;
     let asks = faults.has(Phase::Serve);
     let load = options.knobs.over(LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() })?;
     let (attempts, outcome) = start(&runtime, model::source(&options.model), load, asks).await;
@@ -140,10 +140,10 @@ async fn start(
     asks: bool,
 ) -> (Vec<AttemptReport>, Result<(), Failure>) {
     let attempts = Arc::new(Mutex::new(Vec::<AttemptReport>::new()));
-    let heard = attempts.clone();
+    let listener = attempts.clone();
     let listen = move |progress| {
         if let Progress::Attempt(report) = progress {
-            let mut attempts = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut attempts = listener.lock().unwrap_or_else(PoisonError::into_inner);
             // An attempt that became ready, and is then refused memory while serving, is reported
             // again.
             attempts.retain(|earlier| earlier.attempt != report.attempt);
@@ -164,7 +164,7 @@ async fn start(
     (std::mem::take(&mut *attempts.lock().unwrap_or_else(PoisonError::into_inner)), outcome)
 }
 
-fn tell(drilled: &Drilled) {
+fn print(drilled: &Drilled) {
     shared_output::attempts(&drilled.attempts);
     match (&drilled.error, &drilled.hint) {
         (Some(error), Some(hint)) => println!("not ready: {error}\nhint: {hint}"),

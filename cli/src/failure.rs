@@ -18,7 +18,7 @@ pub struct Failure {
 impl Failure {
     /// Returns the error and the hint in this program's terms: a setting in backticks becomes its
     /// flag.
-    pub fn told(&self) -> (String, String) {
+    pub fn error_and_hint(&self) -> (String, String) {
         (with_flags(&self.error), with_flags(&self.hint))
     }
 
@@ -41,9 +41,9 @@ impl Failure {
 }
 
 /// Appends a reason unless the text already contains it.
-fn add(told: &mut String, reason: &str) {
-    if !told.contains(reason) {
-        *told = format!("{told}: {reason}");
+fn add(message: &mut String, reason: &str) {
+    if !message.contains(reason) {
+        *message = format!("{message}: {reason}");
     }
 }
 
@@ -68,22 +68,22 @@ static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
 
 /// Replaces settings in backticks with their flags.
 fn with_flags(text: &str) -> String {
-    let (mut told, mut rest) = (String::with_capacity(text.len()), text);
+    let (mut message, mut rest) = (String::with_capacity(text.len()), text);
     while let Some((before, (name, after))) = rest.split_once('`').and_then(|(b, on)| Some((b, on.split_once('`')?))) {
-        told += before;
+        message += before;
         match FIELDS.iter().find(|(field, _)| *field == name) {
-            Some((_, flag)) => told += flag,
-            None if FLAGS.contains(name) => told += &format!("--{}", name.replace('_', "-")),
-            None => told += &format!("`{name}`"),
+            Some((_, flag)) => message += flag,
+            None if FLAGS.contains(name) => message += &format!("--{}", name.replace('_', "-")),
+            None => message += &format!("`{name}`"),
         }
         rest = after;
     }
-    told + rest
+    message + rest
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (error, hint) = self.told();
+        let (error, hint) = self.error_and_hint();
         write!(f, "error: {error}\n hint: {hint}")
     }
 }
@@ -121,8 +121,8 @@ impl From<io::Error> for Failure {
 }
 
 /// Prints a failure on standard error, in the format given by `--log`.
-pub fn tell(failure: &Failure) {
-    let (error, hint) = failure.told();
+pub fn print(failure: &Failure) {
+    let (error, hint) = failure.error_and_hint();
     logging::fail(&error, &hint);
 }
 
@@ -131,7 +131,7 @@ pub fn report(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            tell(&failure);
+            print(&failure);
             ExitCode::FAILURE
         }
     }
@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn setting_names_become_flags_and_other_words_stay() {
-        let told = |text: &str| with_flags(text);
-        assert_eq!(told("raise `max_tokens`, or `capacity`"), "raise --max-tokens, or --capacity");
-        assert_eq!(told("raise `ImageLimits::bytes_max`"), "raise --picture-file-bytes");
-        assert_eq!(told("`do_resize` and max_tokens"), "`do_resize` and max_tokens");
-        assert_eq!(told("one ` alone `max_tokens"), "one ` alone `max_tokens");
+        let with_names = |text: &str| with_flags(text);
+        assert_eq!(with_names("raise `max_tokens`, or `capacity`"), "raise --max-tokens, or --capacity");
+        assert_eq!(with_names("raise `ImageLimits::bytes_max`"), "raise --picture-file-bytes");
+        assert_eq!(with_names("`do_resize` and max_tokens"), "`do_resize` and max_tokens");
+        assert_eq!(with_names("one ` alone `max_tokens"), "one ` alone `max_tokens");
     }
 }

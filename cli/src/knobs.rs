@@ -82,7 +82,7 @@ impl KnobOptions {
     ///
     /// # Errors
     /// See [`knobs`](Self::knobs).
-    pub fn tell_notes(&self) -> Result<(), Failure> {
+    pub fn report_notes(&self) -> Result<(), Failure> {
         for note in self.knobs()?.notes() {
             tracing::info!(note, "understood");
             if logging::is_watched() {
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn contradicting_aliases_of_a_knob_are_refused_by_name() {
         let failure = typed(&["--max-num-seqs", "4", "--sequences", "8"]).knobs().expect_err("the two values differ");
-        let (error, hint) = failure.told();
+        let (error, hint) = failure.error_and_hint();
         assert!(error.contains("--max-num-seqs is 4") && error.contains("--sequences is 8"), "{failure}");
         assert!(hint.contains("--max-num-seqs") && hint.contains("--sequences"), "{failure}");
         let same = typed(&["--max-num-seqs", "4", "--sequences", "4", "--sequences=4"])

@@ -45,7 +45,7 @@ enum Form {
 }
 
 /// Target of the command's own messages, which are logged at every level.
-const SAID: &str = "bursar::said";
+const MESSAGES: &str = "bursar::said";
 
 /// Target of lease and restart events. Their spans log their duration when they close.
 const LASTING: &str = "bursar_actors::event";
@@ -93,13 +93,13 @@ impl LogOptions {
 fn begin(form: Form, level: Level, requests: Requests) {
     // Libraries log under their own targets and may log a lot, so only their warnings are shown.
     let mut ours =
-        Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(SAID, Level::INFO);
+        Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(MESSAGES, Level::INFO);
     let (hushed, up_to) = requests.hushed();
     for target in hushed.iter().filter(|_| level <= up_to) {
         ours = ours.with_target(*target, level.min(Level::WARN));
     }
-    let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    let lines = |told| fmt::layer().with_writer(io::stderr).with_ansi(colours).with_span_events(told);
+    let colors = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let lines = |spans| fmt::layer().with_writer(io::stderr).with_ansi(colors).with_span_events(spans);
     let closing = match requests {
         Requests::Steps => FmtSpan::CLOSE,
         _ => FmtSpan::NONE,
@@ -116,11 +116,11 @@ fn begin(form: Form, level: Level, requests: Requests) {
     match form {
         Form::Off => {}
         Form::Text => {
-            let others = lines(closing).with_filter(others.with_target(SAID, LevelFilter::OFF));
+            let others = lines(closing).with_filter(others.with_target(MESSAGES, LevelFilter::OFF));
             registry.with(vec![lines(FmtSpan::CLOSE).with_filter(lasting), others]).init();
         }
         Form::Json => {
-            let lines = |told| lines(told).json().flatten_event(true);
+            let lines = |spans| lines(spans).json().flatten_event(true);
             registry.with(vec![lines(FmtSpan::CLOSE).with_filter(lasting), lines(closing).with_filter(others)]).init();
             panic::set_hook(Box::new(report_panic));
         }
@@ -130,7 +130,7 @@ fn begin(form: Form, level: Level, requests: Requests) {
 /// Whether standard error has one JSON object per line. Nothing may be drawn there in that case.
 pub fn is_json() -> bool {
     // Only the JSON form enables this target.
-    tracing::enabled!(target: SAID, Level::INFO)
+    tracing::enabled!(target: MESSAGES, Level::INFO)
 }
 
 /// Whether a person reads standard error.
@@ -140,16 +140,20 @@ pub fn is_watched() -> bool {
 
 /// Prints a notice for the user.
 pub fn note(text: impl Display) {
-    if is_json() { info!(target: SAID, "{text}") } else { print(text) }
+    if is_json() { info!(target: MESSAGES, "{text}") } else { print(text) }
 }
 
 pub fn progress(what: &str, done: u64, total: u64) {
-    info!(target: SAID, done, total, "{what}");
+    info!(target: MESSAGES, done, total, "{what}");
 }
 
 /// Prints an error and its hint.
 pub fn fail(error: &str, hint: &str) {
-    if is_json() { error!(target: SAID, hint, "{error}") } else { print(format_args!("error: {error}\n hint: {hint}")) }
+    if is_json() {
+        error!(target: MESSAGES, hint, "{error}")
+    } else {
+        print(format_args!("error: {error}\n hint: {hint}"))
+    }
 }
 
 /// Reports a bad command line and exits. Looks for the `--log` form itself, because no options have
@@ -159,17 +163,17 @@ pub fn refuse(error: &clap::Error) -> ! {
         error.exit();
     }
     begin(Form::Json, Level::INFO, Requests::Steps);
-    let told = error.render().to_string();
-    let told = told.trim_start_matches("error: ").trim_end();
-    fail(told, "see --help");
+    let error_text = error.render().to_string();
+    let message = error_text.trim_start_matches("error: ").trim_end();
+    fail(message, "see --help");
     process::exit(error.exit_code());
 }
 
 fn asks_for_json() -> bool {
     let words: Vec<_> = env::args_os().skip(1).take_while(|word| word != "--").collect();
     let is_said = |pair: &[std::ffi::OsString]| pair[0] == "--log" && pair[1] == "json";
-    let said = words.iter().any(|word| word == "--log=json") || words.windows(2).any(is_said);
-    said || env::var_os("BURSAR_LOG").is_some_and(|form| form == "json")
+    let is_json = words.iter().any(|word| word == "--log=json") || words.windows(2).any(is_said);
+    is_json || env::var_os("BURSAR_LOG").is_some_and(|form| form == "json")
 }
 
 /// Prints a line to standard error. A closed standard error is ignored, because it is no reason to
@@ -183,7 +187,7 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
     let (thread, trace) = (thread::current(), Backtrace::capture());
     let backtrace = (trace.status() == BacktraceStatus::Captured).then(|| trace.to_string());
     let message = message(panic.payload());
-    error!(target: SAID, thread = thread.name(), location, backtrace, "panicked: {message}");
+    error!(target: MESSAGES, thread = thread.name(), location, backtrace, "panicked: {message}");
 }
 
 fn message(payload: &dyn Any) -> &str {

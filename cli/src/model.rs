@@ -59,13 +59,13 @@ pub type Models = Vec<(ModelSource, LoadOptions)>;
 /// an address. The caller reports the device.
 pub async fn start(device: &DeviceOptions, config: RuntimeConfig, models: Models) -> Result<Runtime, Failure> {
     let runtime = Runtime::start(RuntimeConfig { device: device.choice_for(models)?, ..config }).await?;
-    device.show(slice::from_ref(&runtime)).await?;
+    device.serve_metrics(slice::from_ref(&runtime)).await?;
     Ok(runtime)
 }
 
 /// Starts a runtime on the chosen device, with the knobs that concern the runtime.
-pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions, models: Models) -> Result<Runtime, Failure> {
-    knobs.tell_notes()?;
+pub async fn start_with_knobs(device: &DeviceOptions, knobs: &KnobOptions, models: Models) -> Result<Runtime, Failure> {
+    knobs.report_notes()?;
     start_with(device, knobs.runtime(RuntimeConfig::default().host_bytes, 1, device.ranks())?, models).await
 }
 
@@ -73,7 +73,7 @@ pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions, models: 
 /// terminal why no GPU is used, if one was expected.
 pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig, models: Models) -> Result<Runtime, Failure> {
     let runtime = start(device, config, models).await?;
-    device.tell(&runtime);
+    device.report_missing_gpu(&runtime);
     Ok(runtime)
 }
 

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use bursar::{Bytes, CheckpointError, Hint, ModelSource, StartError};
 use bursar_actors::{
-    engine::Forecast, engine::PlacementQuery, engine::Question, engine::RanksLack, engine::RanksTried,
+    engine::Forecast, engine::PlacementQuery, engine::Question, engine::RanksShortfall, engine::RanksTried,
     runtime::open_settings,
 };
 use bursar_kernels::Target;
@@ -79,7 +79,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
         Ok(ref report) if is_json => println!("{}", json!(report)),
         Ok(ref report) => print!("{report}"),
         Err(ref failure) if is_json => println!("{}", shared_output::failure(failure)),
-        Err(ref failure) => failure::tell(failure),
+        Err(ref failure) => failure::print(failure),
     }
     match planned {
         Ok(report) if report.fits => ExitCode::SUCCESS,
@@ -101,7 +101,7 @@ async fn list(device: &DeviceOptions, options: Options) -> ExitCode {
             if is_json {
                 println!("{}", shared_output::failure(&failure))
             } else {
-                failure::tell(&failure)
+                failure::print(&failure)
             }
             return ExitCode::from(CANNOT_BE_PLANNED);
         }
@@ -128,7 +128,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         is_small: options.is_demo(),
         is_any_number: device.is_any_number(),
     })?;
-    let files = source.origin().clone().bring_settings()?;
+    let files = source.origin().clone().fetch_settings()?;
     let target = load.dtype.on(planned.target, files.stored_type()?).map_err(StartError::from)?;
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
     notes.extend(
@@ -144,11 +144,12 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let (whole, target, place) = (target, target.of_ranks(ranks), planned.place_of(ranks));
     let model = &Model::plan_heaviest(&checkpoint, &target, ranks)?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
-    let question = Question { model, pictures, target, options: &load, place };
+    let question = Question { model, pictures, checkpoint: Some(&checkpoint), target, options: &load, place };
     let forecast = Forecast::of(&question)?;
     if !forecast.fits() && !device.is_any_number() {
-        let more =
-            |ranks: &usize| matches!(sought.lack(*ranks, whole.of_ranks(*ranks), planned.place_of(*ranks)), Ok(None));
+        let more = |ranks: &usize| {
+            matches!(sought.shortfall(*ranks, whole.of_ranks(*ranks), planned.place_of(*ranks)), Ok(None))
+        };
         let enough = (ranks + 1..=RANKS_MAX as usize).find(more);
         notes.extend(
             enough.map(|ranks| {
@@ -168,7 +169,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
             let (scheme, method) = (packed.scheme, packed.method.name());
             notes.push(format!("the checkpoint's weights are {scheme} ({method}); {counted}"));
         }
-        WeightFormats::Plain | WeightFormats::Made(_) => {}
+        WeightFormats::Unquantized | WeightFormats::Requested(_) => {}
     }
     notes.extend(model.block_weights().map(block_note));
     let unquantized = Unquantized::of(checkpoint, ranks, target, &load, place)?;
@@ -208,7 +209,7 @@ fn min_ranks_for(
         }
         Err(StartError::NoRanksFit(error)) => {
             notes.push(error.to_string());
-            let can_share = |tried: &&RanksTried| matches!(tried.lack, RanksLack::Lack(_));
+            let can_share = |tried: &&RanksTried| matches!(tried.shortfall, RanksShortfall::OnEach(_));
             Ok(error.tried.iter().rfind(can_share).map_or(1, |tried| tried.ranks))
         }
         Err(error) => Err(error.into()),

@@ -67,7 +67,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(profile) => {
-            tell(&profile);
+            print(&profile);
             ExitCode::SUCCESS
         }
         Err(failure) if options.json => {
@@ -82,7 +82,7 @@ async fn profile(device: &DeviceOptions, options: &Options) -> Result<Profile, F
     let load =
         LoadOptions { profiles: device.profiles(), measures_anew: true, ..options.knobs.options(device.blas())? };
     let source = options.model.source(SEED)?;
-    let runtime = model::start_knowing(device, &options.knobs, vec![(source.clone(), load.clone())]).await?;
+    let runtime = model::start_with_knobs(device, &options.knobs, vec![(source.clone(), load.clone())]).await?;
     let outcome = size(&runtime, source, load, options).await;
     runtime.shutdown().await;
     outcome
@@ -94,13 +94,13 @@ async fn size(
     load: LoadOptions,
     options: &Options,
 ) -> Result<Profile, Failure> {
-    let heard = Arc::new(Mutex::new(StartEvents::default()));
-    let (bar, listening, begun) = (Bar::new(!options.json), heard.clone(), Instant::now());
+    let recorded = Arc::new(Mutex::new(StartEvents::default()));
+    let (bar, listening, begun) = (Bar::new(!options.json), recorded.clone(), Instant::now());
     let listen = move |progress: Progress| {
-        let mut heard = listening.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = listening.lock().unwrap_or_else(PoisonError::into_inner);
         match &progress {
-            Progress::Phase(phase) => heard.phases.push((*phase, Instant::now())),
-            Progress::Attempt(report) => heard.attempts.push(report.clone()),
+            Progress::Phase(phase) => events.phases.push((*phase, Instant::now())),
+            Progress::Attempt(report) => events.attempts.push(report.clone()),
             _ => {}
         }
         bar.show(progress);
@@ -109,7 +109,8 @@ async fn size(
     let ready = Instant::now();
     let serving = model.serving().await?;
     let ledger = runtime.budget().measure().await.map_err(RuntimeError::from)?;
-    let StartEvents { attempts, phases } = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
+    let StartEvents { attempts, phases } =
+        std::mem::take(&mut *recorded.lock().unwrap_or_else(PoisonError::into_inner));
     let ends = phases.iter().skip(1).map(|(_, at)| *at).chain([ready]);
     // If a phase is repeated, the later one belongs to a later attempt and replaces the earlier
     // one.
@@ -118,14 +119,14 @@ async fn size(
     seconds.insert("start", (ready - begun).as_secs_f64());
     let mut overhead: BTreeMap<_, _> = runtime.device().overhead_by_source().into_iter().collect();
     // Overhead that the budget measured but that the device does not attribute to any source.
-    let beside = ledger.overhead.saturating_sub(overhead.values().sum());
-    if !overhead.is_empty() && !beside.is_zero() {
-        overhead.insert("loaded at first use", beside);
+    let unattributed = ledger.overhead.saturating_sub(overhead.values().sum());
+    if !overhead.is_empty() && !unattributed.is_zero() {
+        overhead.insert("loaded at first use", unattributed);
     }
     Ok(Profile { attempts, seconds, record: (*serving.record).clone(), overhead, ledger })
 }
 
-fn tell(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
+fn print(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
     shared_output::attempts(attempts);
     println!();
     for (worst_case, workspace) in &record.peaks {

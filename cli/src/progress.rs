@@ -18,7 +18,7 @@ pub struct Bar {
     bar: ProgressBar,
     is_shown: bool,
     /// The last logged line and its time, if progress is logged as lines.
-    told: Arc<Mutex<Option<(String, Instant)>>>,
+    last_printed: Arc<Mutex<Option<(String, Instant)>>>,
 }
 
 /// The minimum time between two logged lines about the same activity.
@@ -41,7 +41,7 @@ impl Bar {
         let style = ProgressStyle::with_template("{bar:24} {percent:>3} %  {prefix}{msg}");
         bar.set_style(style.expect("the template is valid"));
         bar.set_prefix(prefix.to_owned());
-        Bar { bar, is_shown, told: Arc::default() }
+        Bar { bar, is_shown, last_printed: Arc::default() }
     }
 
     /// Draws one progress event.
@@ -74,7 +74,7 @@ impl Bar {
 
     fn draw(&self, what: &str, done: u64, total: u64) {
         if self.tells_lines() {
-            return self.tell(&format!("{}{what}", self.bar.prefix()), done, total);
+            return self.print_line(&format!("{}{what}", self.bar.prefix()), done, total);
         }
         self.bar.set_message(what.to_owned());
         self.bar.set_length(total);
@@ -82,12 +82,12 @@ impl Bar {
     }
 
     /// Logs the first line about each activity, then at most one line per second.
-    fn tell(&self, what: &str, done: u64, total: u64) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = told.as_ref().is_none_or(|(before, at)| before != what || at.elapsed() >= APART);
+    fn print_line(&self, what: &str, done: u64, total: u64) {
+        let mut last_printed = self.last_printed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last_printed.as_ref().is_none_or(|(before, at)| before != what || at.elapsed() >= APART);
         if is_due {
             logging::progress(what, done, total);
-            *told = Some((what.to_owned(), Instant::now()));
+            *last_printed = Some((what.to_owned(), Instant::now()));
         }
     }
 }

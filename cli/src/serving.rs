@@ -20,12 +20,12 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let wanted = options.models()?;
     let serve = options.serve()?;
     let knobs = options.knobs();
-    knobs.tell_notes()?;
+    knobs.report_notes()?;
     let plans = loading::plans(wanted, &options, device)?;
     // This step may fetch settings from the hub. It runs before signals are caught, so that Ctrl-C
     // can end it.
     let placed = device.placed(plans.iter().map(loading::Plan::model).collect(), knobs.canary()?).await?;
-    let mut signals = Signals::hear()?;
+    let mut signals = Signals::listen()?;
     let drain = serve.drain;
     let is_open = serve.keys.is_empty();
     let (mut runtimes, mut in_turn) = (Vec::new(), false);
@@ -39,8 +39,8 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
         }
         runtimes.push(runtime);
     }
-    device.show(&runtimes).await?;
-    device.tell(&runtimes[0]);
+    device.serve_metrics(&runtimes).await?;
+    device.report_missing_gpu(&runtimes[0]);
     let service = Service::over(&runtimes, serve);
     for plan in &plans {
         plan.announce(&service);

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 
 /// Returns a failure as a JSON object.
 pub fn failure(failure: &Failure) -> Value {
-    let (error, hint) = failure.told();
+    let (error, hint) = failure.error_and_hint();
     json!({ "type": "error", "error": error, "hint": hint })
 }
 
@@ -18,7 +18,7 @@ pub fn attempts(attempts: &[AttemptReport]) {
         let came = match outcome {
             Outcome::Ready => "ready".to_owned(),
             Outcome::Refused { evidence } => evidence.to_string(),
-            Outcome::Died { said } | Outcome::Failed { said } => format!("ended in phase {phase}: {said}"),
+            Outcome::Died { message } | Outcome::Failed { message } => format!("ended in phase {phase}: {message}"),
         };
         println!("attempt {attempt}, KV cache of {} tokens: {came}", grouped(*target_tokens as u64));
     }

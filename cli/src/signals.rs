@@ -17,11 +17,11 @@ pub struct Signals {
 impl Signals {
     /// Starts to catch the signals. Also starts a thread that ends the program soon after the
     /// second signal, whatever other threads do.
-    pub fn hear() -> io::Result<Self> {
+    pub fn listen() -> io::Result<Self> {
         use signal_hook::consts::{SIGINT, SIGTERM};
-        let mut heard = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
         let watch = move || {
-            if let Some(number) = heard.forever().nth(1) {
+            if let Some(number) = signals.forever().nth(1) {
                 thread::park_timeout(LAST_MOMENTS);
                 // The exit code by which shells report a signal.
                 process::exit(128 + number);

@@ -33,7 +33,7 @@ use serde_json::json;
 use self::{
     address::{Address, PORT},
     draw::Now,
-    palette::{Colours, Surroundings, When},
+    palette::{Colors, Surroundings, When},
     scrape::{Scrape, ScrapeError, Scraper},
     session::Session,
     terminal::{Input, Screen},
@@ -90,7 +90,7 @@ pub async fn run(options: Options, served: Option<SocketAddr>) -> ExitCode {
     let here = served
         .map(|served| if served.ip().is_unspecified() { Address::port(served.port()) } else { Address::of(served) });
     let address = options.address.clone().or(here).unwrap_or_else(|| Address::port(PORT));
-    let seen = tokio::task::spawn_blocking(move || look(&options, &address)).await;
+    let seen = tokio::task::spawn_blocking(move || show(&options, &address)).await;
     let seen = seen.unwrap_or_else(|died| {
         Err(Failure {
             error: format!("the view died: {died}"),
@@ -106,7 +106,7 @@ pub async fn run(options: Options, served: Option<SocketAddr>) -> ExitCode {
     }
 }
 
-fn look(options: &Options, address: &Address) -> Result<(), Failure> {
+fn show(options: &Options, address: &Address) -> Result<(), Failure> {
     let (no_color, colorterm, term) = (env::var_os("NO_COLOR"), env::var_os("COLORTERM"), env::var_os("TERM"));
     let surroundings = Surroundings {
         no_color: no_color.as_deref(),
@@ -114,27 +114,27 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
         term: term.as_deref(),
         is_terminal: stdout().is_terminal(),
     };
-    let colours = Colours::of(options.color, surroundings);
+    let colors = Colors::of(options.color, surroundings);
     // The user's flag has priority over NO_COLOR, which the library reads itself.
-    force_color_output(colours != Colours::None);
+    force_color_output(colors != Colors::None);
     match options.once {
-        true => look_once(options, address, colours),
+        true => print_once(options, address, colors),
         false if !stdout().is_terminal() => Err(Failure {
             error: "standard output is not a terminal".to_owned(),
             hint: "use `bursar top --once`, which prints the view once as text, or as JSON with --json".to_owned(),
         }),
-        false => watch(options, address, colours),
+        false => watch(options, address, colors),
     }
 }
 
 /// Prints the view once. Scrapes twice, because rates need two scrapes.
-fn look_once(options: &Options, address: &Address, colours: Colours) -> Result<(), Failure> {
+fn print_once(options: &Options, address: &Address, colors: Colors) -> Result<(), Failure> {
     let scraper = Scraper::new(address.clone());
     let mut session = Session::new(address.to_string(), options.every.0);
     let begun = Instant::now();
-    session.hear(Ok(scraper.scrape()?), begun.elapsed());
+    session.record(Ok(scraper.scrape()?), begun.elapsed());
     wait(options.every.0.saturating_sub(begun.elapsed()));
-    session.hear(Ok(scraper.scrape()?), begun.elapsed());
+    session.record(Ok(scraper.scrape()?), begun.elapsed());
     if options.json {
         println!("{}", json!({ "type": "view", "address": session.address, "view": session.view() }));
         return Ok(());
@@ -142,16 +142,16 @@ fn look_once(options: &Options, address: &Address, colours: Colours) -> Result<(
     let columns = ratatui::crossterm::terminal::size().ok().filter(|_| stdout().is_terminal());
     let columns = columns.map_or(COLUMNS, |(columns, _)| columns.max(40));
     let now = now(begun);
-    let mut lines = vec![draw::header(&session, now, columns, colours)];
-    lines.extend(draw::whole(&session, now, columns, colours));
+    let mut lines = vec![draw::header(&session, now, columns, colors)];
+    lines.extend(draw::whole(&session, now, columns, colors));
     let mut text = Vec::new();
-    once::print(&mut text, &lines, colours)?;
+    once::print(&mut text, &lines, colors)?;
     print!("{}", String::from_utf8_lossy(&text));
     Ok(())
 }
 
 /// Draws until the user quits.
-fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), Failure> {
+fn watch(options: &Options, address: &Address, colors: Colors) -> Result<(), Failure> {
     let (mut session, begun) = (Session::new(address.to_string(), options.every.0), Instant::now());
     let looks = Looks::start(Scraper::new(address.clone()), begun);
     let mut screen = Screen::take()?;
@@ -163,9 +163,9 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
             // it has answered.
             (asked, is_asked) = (Some(Instant::now()), looks.ask.try_send(()).is_ok());
         }
-        match looks.heard.try_recv() {
-            Ok((heard, at)) => {
-                session.hear(heard, at);
+        match looks.results.try_recv() {
+            Ok((scraped, at)) => {
+                session.record(scraped, at);
                 (is_asked, is_news) = (false, true);
             }
             Err(TryRecvError::Empty) => {}
@@ -178,7 +178,7 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
         }
         if is_news || drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW) {
             let mut room = session.room;
-            screen.draw(|frame| room = draw::draw(frame, &session, now(begun), colours))?;
+            screen.draw(|frame| room = draw::draw(frame, &session, now(begun), colors))?;
             session.room = room;
             (drawn, is_news) = (Some(Instant::now()), false);
         }
@@ -193,23 +193,23 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
 /// A thread that scrapes on request.
 struct Looks {
     ask: SyncSender<()>,
-    heard: Receiver<(Result<Scrape, ScrapeError>, Duration)>,
+    results: Receiver<(Result<Scrape, ScrapeError>, Duration)>,
 }
 
 impl Looks {
     /// Starts the thread. The thread ends when `ask` is dropped, or with the process if it still
     /// waits for an answer.
     fn start(scraper: Scraper, begun: Instant) -> Self {
-        let ((ask, asked), (told, heard)) = (sync_channel(1), sync_channel(1));
+        let ((ask, asked), (send, results)) = (sync_channel(1), sync_channel(1));
         thread::spawn(move || {
             while asked.recv().is_ok() {
-                let look = scraper.scrape();
-                if told.send((look, begun.elapsed())).is_err() {
+                let scraped = scraper.scrape();
+                if send.send((scraped, begun.elapsed())).is_err() {
                     break;
                 }
             }
         });
-        Looks { ask, heard }
+        Looks { ask, results }
     }
 }
 

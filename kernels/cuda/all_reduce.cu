@@ -552,7 +552,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid
         __threadfence_system();
         for (const uint64_t start = nanoseconds(); nanoseconds() - start < 1'000'000;) {
         }
-        give_up(all, all.rank);
+        record_timeout(all, all.rank);
     }
 }
 

@@ -22,15 +22,15 @@
 // `first_sequence` and of rows that belong to no sequence. A sequence may have any number of rows,
 // including 0 and 1.
 //
-// attention_packed_<type>_d<D>: bidirectional; each row attends to all rows of its stretch. A
-// stretch is a run of consecutive rows.
+// attention_packed_<type>_d<D>: bidirectional; each row attends to all rows of its sequence. A
+// sequence is a run of consecutive rows.
 //   qkv              [rows, 3 * heads * D] (queries, keys, values), rows `pitch` elements apart
-//   starts           [stretches + 1] u32: stretch s has the rows starts[s] .. starts[s + 1]
-//   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no stretch are not
+//   starts           [sequences + 1] u32: sequence s has the rows starts[s] .. starts[s + 1]
+//   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no sequence are not
 //                    written
 //
-// attention_windows_<type>_d<D> (D <= 80): attention_packed for many stretches of at most 64 rows.
-// If a stretch is longer, only its first 64 rows are read and written.
+// attention_windows_<type>_d<D> (D <= 80): attention_packed for many sequences of at most 64 rows.
+// If a sequence is longer, only its first 64 rows are read and written.
 //
 // Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they
 // are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
@@ -80,11 +80,11 @@ struct PagedKeys {
     }
 };
 
-// Location of the keys and values of a stretch in the packed rows.
+// Location of the keys and values of a sequence in the packed rows.
 template <typename T, int D>
 struct PackedKeys {
     using Element = T;
-    const T* head;  // this head's keys in the stretch's first row
+    const T* head;  // this head's keys in the sequence's first row
     size_t pitch;
     size_t values_after;
 
@@ -406,21 +406,21 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
                        static_cast<int32_t>(window), scale, value_scale);
 }
 
-// With `WINDOWS`, each stretch is one tile.
+// With `WINDOWS`, each sequence is one tile.
 template <typename T, int D, bool WINDOWS>
 __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uint32_t* starts, uint32_t out_pitch,
-                                                 uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads,
+                                                 uint32_t pitch, uint32_t rows, uint32_t sequences, uint32_t heads,
                                                  float scale) {
     const uint32_t head = blockIdx.x % heads;
     const uint32_t wanted = blockIdx.x / heads;
     TileCursor cursor = {};
     AttentionTile tile = {};
     if (WINDOWS) {
-        if (wanted >= stretches) {
+        if (wanted >= sequences) {
             return;
         }
         tile.rows = rows_of(starts, wanted, rows, tile.first_row);
-    } else if (!find_tile<QUERIES>(wanted, starts, cursor, stretches, rows, 1, tile)) {
+    } else if (!find_tile<QUERIES>(wanted, starts, cursor, sequences, rows, 1, tile)) {
         return;
     }
     const QueryPlaces places = {tile.first_query, tile.rows, 1, head, tile.first_row};
@@ -456,15 +456,15 @@ constexpr int RESIDENT = D == 32 ? 4 : D >= 128 ? 2 : 3;
 #define ATTENTION_PACKED(TYPE, NAME, D)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_packed_##NAME##_d##D(         \
         TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows, \
-        uint32_t stretches, uint32_t heads, float scale) {                                                     \
-        attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);   \
+        uint32_t sequences, uint32_t heads, float scale) {                                                     \
+        attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, sequences, heads, scale);   \
     }
 
 #define ATTENTION_WINDOWS(TYPE, NAME, D)                                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS) attention_windows_##NAME##_d##D(                     \
         TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows, \
-        uint32_t stretches, uint32_t heads, float scale) {                                                     \
-        attention_packed<TYPE, D, true>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);    \
+        uint32_t sequences, uint32_t heads, float scale) {                                                     \
+        attention_packed<TYPE, D, true>(out, qkv, starts, out_pitch, pitch, rows, sequences, heads, scale);    \
     }
 
 #define ATTENTION_ALL(TYPE, NAME)                          \
@@ -486,7 +486,7 @@ FOR_EACH_HEAD_DIM(ATTENTION_PAGED, __nv_bfloat16, E4m3, e4m3_bf16)
 //   attention_paged:   grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences -
 //                      first_sequence)) / 64). If the host knows query_starts, `rows` may count
 //                      only the rows from query_starts[first_sequence] on.
-//   attention_packed:  grid x = heads * ((rows + 63 * stretches) / 64), or heads times the exact
-//                      number of tiles of 64 rows, if the host knows the stretches.
-//   attention_windows: grid x = heads * stretches.
+//   attention_packed:  grid x = heads * ((rows + 63 * sequences) / 64), or heads times the exact
+//                      number of tiles of 64 rows, if the host knows the sequences.
+//   attention_windows: grid x = heads * sequences.
 // These are upper bounds: a block that finds no tile returns. A grid of 0 must not be launched.

@@ -10,8 +10,8 @@
 //   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A masked NaN
 //   value can reach rows of the same sequence up to 128 tokens earlier and, with a window, up to
 //   128 tokens later.
-//   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up
-//   to 64 rows, attention_packed for stretches of up to 128 rows.
+//   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for sequences of up
+//   to 64 rows, attention_packed for sequences of up to 128 rows.
 //   Heads of 72 elements are multiplied as heads of 80 whose last eight elements are zeros in
 //   shared memory: the tensor map ends a head after 72 columns.
 //
@@ -250,7 +250,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
                 gathered[tile][i] = 0.0f;
             }
         }
-        if (job.torn) {
+        if (job.ends_with_stale_keys) {
             await(barriers.values_full, values);
             mend<S>(shared + S::VALUES_AT + values.stage * S::STEP_BYTES, job.keys % S::KEYS, thread);
             part_sync(ALONE + warpgroup, WARPGROUP);
@@ -409,8 +409,8 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
     static_assert(sizes::PACKED_AS_LAUNCHED<D>, "as the contract says");                                               \
     extern "C" __global__ void __launch_bounds__(Packed<D>::THREADS, 1) attention_packed_hopper_##NAME##_d##D(         \
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, \
-        uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                              \
-        const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches,                      \
+        uint32_t pitch, uint32_t rows, uint32_t sequences, uint32_t heads, float scale) {                              \
+        const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, sequences,                      \
                                      0,      1,       heads,   0,         0,     0,    1,       nullptr, scale};       \
         attention<Packed<D>>(map, out, nullptr, qkv, arguments);                                                       \
     }
@@ -436,7 +436,7 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //     SMs * PART_NUMBERS<D> numbers.
 //   attention_packed_hopper_<type>_d<D>
 //     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
-//     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)
+//     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * sequences) / PACKED_QUERIES<D>)
 // A smaller grid is also correct, but slower. A grid of 0 must not be launched. The limit of
 // dynamic shared memory must be raised once per function
 // (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).

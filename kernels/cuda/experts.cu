@@ -129,7 +129,7 @@ __device__ __forceinline__ void copy_piece(uint32_t to, const Element* row, uint
                  : "memory");
 }
 
-__device__ __forceinline__ void copies_are_one_group() {
+__device__ __forceinline__ void commit_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -148,10 +148,10 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
                                         uint32_t features, const uint32_t* choices, uint32_t top, const uint32_t* starts,
                                         uint32_t count, const float* weights, Element* out) {
     __shared__ __align__(128) uint8_t stages[STAGES * STAGE_BYTES];
-    __shared__ uint32_t told[THREADS / WARP + 2];
+    __shared__ uint32_t scan_words[THREADS / WARP + 2];
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const Tile tile = tile_of(starts, count, blockIdx.y, told);
+    const Tile tile = tile_of(starts, count, blockIdx.y, scan_words);
     if (tile.first >= tile.end) {
         return;
     }
@@ -162,7 +162,7 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
     const bool is_x_aligned = aligned_to(x, 16) && in % 8 == 0 && x_pitch % 8 == 0;
     const uint32_t shared = shared_address(stages);
     const uint32_t steps = (in + DEPTH - 1) / DEPTH;
-    const auto bring = [&](uint32_t step) {
+    const auto copy_step = [&](uint32_t step) {
         const uint32_t at = shared + step % STAGES * STAGE_BYTES;
         for (uint32_t piece = threadIdx.x; piece < TILE_ROWS * PIECES; piece += THREADS) {
             const uint32_t row = piece / PIECES, column = step * DEPTH + piece % PIECES * 8;
@@ -181,16 +181,16 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
             copy_piece(at + TILE_ROWS * DEPTH * 2 + piece_at(row, piece % PIECES), x + source * x_pitch, column, in, is_row,
                        is_x_aligned);
         }
-        copies_are_one_group();
+        commit_copies();
     };
     float c[GROUPS][4] = {};
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll 1
     for (uint32_t step = 0; step < STAGES - 1; ++step) {
         if (step < steps) {
-            bring(step);
+            copy_step(step);
         } else {
-            copies_are_one_group();
+            commit_copies();
         }
     }
 #pragma unroll 1
@@ -198,9 +198,9 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
         wait_for_groups<STAGES - 2>();
         __syncthreads();
         if (step + STAGES - 1 < steps) {
-            bring(step + STAGES - 1);
+            copy_step(step + STAGES - 1);
         } else {
-            copies_are_one_group();
+            commit_copies();
         }
         const uint32_t at = shared + step % STAGES * STAGE_BYTES, x_at = at + TILE_ROWS * DEPTH * 2;
 #pragma unroll
@@ -223,7 +223,7 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
 }
 
 // The range of places that belong to experts on this rank.
-struct Here {
+struct LocalPlaces {
     uint32_t first, count;
 
     __device__ __forceinline__ bool has(uint32_t place) const {
@@ -232,7 +232,7 @@ struct Here {
 };
 
 template <uint32_t WIDTH, typename Element>
-__device__ __forceinline__ void add_row(const Element* products, const uint32_t* places, uint32_t top, Here here,
+__device__ __forceinline__ void add_row(const Element* products, const uint32_t* places, uint32_t top, LocalPlaces here,
                                         bool accumulate, uint32_t columns, Element* sum) {
     for (uint32_t vector = threadIdx.x + blockIdx.y * blockDim.x; vector < columns / WIDTH; vector += gridDim.y * blockDim.x) {
         float values[1][WIDTH] = {};
@@ -253,7 +253,7 @@ __device__ __forceinline__ void add_experts(const Element* products, const uint3
     wait_for_previous_kernel();
     places += static_cast<uint64_t>(blockIdx.x) * top;
     sum += static_cast<uint64_t>(blockIdx.x) * sum_pitch;
-    const Here here{starts[0], starts[count] - starts[0]};
+    const LocalPlaces here{starts[0], starts[count] - starts[0]};
     const uint64_t together = reinterpret_cast<uint64_t>(products) | reinterpret_cast<uint64_t>(sum);
     if (aligned_to(together, 16) && columns % VECTOR<Element> == 0) {
         add_row<VECTOR<Element>>(products, places, top, here, accumulate, columns, sum);

@@ -12,7 +12,7 @@ use std::{
 use bursar_budgets::*;
 use bursar_kernels::{
     ops::{
-        attention_packed::Stretches,
+        attention_packed::PackedSequences,
         attention_paged::PagedSequences,
         patchify::{PatchSize, Pixels},
         rms_norm::RmsNorm,
@@ -108,9 +108,9 @@ fn attentions(cpu: &Cpu) {
         let qkv = inner.upload([rows, 3 * 5 * 32], &numbers(rows * 3 * 5 * 32)).expect("the workspace has room");
         let bounds: Vec<u32> = (0..=rows / step).map(|index| (index * step) as u32).collect();
         let starts = inner.upload([bounds.len()], &bounds).expect("the workspace has room");
-        let stretches = Stretches { starts, longest: step, query_key_pairs: (rows * step) as u64 };
+        let sequences = PackedSequences { starts, longest: step, query_key_pairs: (rows * step) as u64 };
         report(&format!("attention_packed {rows} x 5 x 32 in {step}s"), cpu, &other, |scope| {
-            black_box(scope.attention_packed(&qkv, 5, &stretches).expect("the workspace has room"));
+            black_box(scope.attention_packed(&qkv, 5, &sequences).expect("the workspace has room"));
         });
     }
     let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DType::F32 };

@@ -33,7 +33,7 @@ impl<B> FaultyBackend<B> {
             (_, 0) => Ok(&self.backend),
             (0, count) => {
                 self.faults.set((0, count - 1));
-                Err(DeviceError::Driver { call: "a launch", said: "this error was injected by a drill".to_owned() }
+                Err(DeviceError::Driver { call: "a launch", message: "this error was injected by a drill".to_owned() }
                     .into())
             }
             (after, count) => {

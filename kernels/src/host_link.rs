@@ -101,14 +101,14 @@ impl HostLink {
             if state.broken.is_none() {
                 let patience = self.shared.patience.as_secs_f64();
                 let reason = format!("{} did not join {} within {patience} s", state.missing(), own.op);
-                self.shared.break_off(&mut state, reason);
+                self.shared.abort(&mut state, reason);
             }
             return Err(lost(&state));
         }
         let all: Vec<Contribution> = state.contributed.iter().flatten().copied().collect();
         if let Some(other) = all.iter().find(|other| (other.op, other.shape) != (all[0].op, all[0].shape)) {
-            let (one, other) = (all[0].told(), other.told());
-            self.shared.break_off(&mut state, format!("one rank called {one}, another {other}"));
+            let (one, other) = (all[0].description(), other.description());
+            self.shared.abort(&mut state, format!("one rank called {one}, another {other}"));
         }
         let is_apart = state.broken.is_some() && all.iter().any(|other| (other.op, other.shape) != (own.op, own.shape));
         drop(state);
@@ -132,12 +132,12 @@ impl HostLink {
 impl Drop for HostLink {
     fn drop(&mut self) {
         let reason = format!("rank {} of {} is gone", self.rank.index(), self.rank.of());
-        self.shared.break_off(&mut self.lock(), reason);
+        self.shared.abort(&mut self.lock(), reason);
     }
 }
 
 impl Shared {
-    fn break_off(&self, state: &mut State, reason: String) {
+    fn abort(&self, state: &mut State, reason: String) {
         state.broken.get_or_insert(reason);
         self.changed.notify_all();
     }
@@ -159,7 +159,7 @@ impl State {
 }
 
 impl Contribution {
-    fn told(&self) -> String {
+    fn description(&self) -> String {
         let [rows, columns] = self.shape;
         format!("{} of [{rows}, {columns}]", self.op)
     }

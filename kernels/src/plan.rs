@@ -29,7 +29,7 @@ impl Plan {
 struct Nothing;
 
 impl calls::Arrival for Nothing {
-    fn has_come(&self) -> bool {
+    fn is_ready(&self) -> bool {
         true
     }
 

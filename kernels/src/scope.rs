@@ -147,7 +147,7 @@ impl<'w, B: Backend> Scope<'w, B> {
 
     /// Counts the work of a GEMM whose activations are `x`.
     pub(crate) fn count_product(&self, x: &Activations<'_>, work: Work) {
-        let is_rounded = x.rounded.is_some() && self.target().multiplies_rounded();
+        let is_rounded = x.rounded.is_some() && self.target().has_quantized_mma();
         self.count(Work { rounded_flops: if is_rounded { work.flops } else { 0 }, ..work });
     }
 }

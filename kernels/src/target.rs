@@ -59,7 +59,7 @@ pub(crate) const fn cpu_experts_share(out_features: usize, in_features: usize, w
 
 /// Words of scratch per logit that one thread needs to choose from a row: a weight, a candidate, a
 /// changed logit and a counter.
-pub(crate) const CPU_SAMPLE_ROOM: usize = 6;
+pub(crate) const CPU_SAMPLE_WORDS: usize = 6;
 
 /// The machine that a pass is planned for and run on.
 ///
@@ -211,7 +211,7 @@ impl Target {
     /// Returns `true` if the target has instructions that multiply numbers of type
     /// [`Quantization::ELEMENTS`](crate::Quantization::ELEMENTS). Other targets widen the numbers
     /// first.
-    pub fn multiplies_rounded(&self) -> bool {
+    pub fn has_quantized_mma(&self) -> bool {
         match self {
             Target::Cpu { .. } => false,
             Target::Cuda(cuda) => cuda.capability >= (8, 9),
@@ -260,7 +260,7 @@ impl Target {
     /// at a time, for statistics of parts of these rows, and for the previous step's choices.
     pub fn sample_scratch(&self, rows: usize, sequences: usize, vocabulary: usize) -> Bytes {
         match self {
-            Target::Cpu { threads } => DType::F32.bytes(CPU_SAMPLE_ROOM * vocabulary * rows.min((*threads).max(1))),
+            Target::Cpu { threads } => DType::F32.bytes(CPU_SAMPLE_WORDS * vocabulary * rows.min((*threads).max(1))),
             Target::Cuda(_) => cuda_sample_scratch(rows, sequences, vocabulary),
         }
     }

@@ -126,7 +126,7 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
         Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
         Pass::PagedFp8 { head_dim, .. } => target.has_quantized_cache() && is_among(head_dim, target.paged_head_dims()),
-        Pass::Turned(turned) => target.has_quantized_cache() || !turned.is_fp8,
+        Pass::RotaryKv(rotary) => target.has_quantized_cache() || !rotary.is_fp8,
         Pass::Mixed(mixed) => mixed.dtype == target.activation(),
         Pass::Routed(routed) => routed.dtype == target.activation(),
         Pass::Fp8(fp8) => fp8.is_served(target),
@@ -147,7 +147,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Paged { .. } | Pass::PagedFp8 { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
         // Half a step of E4M3, because f32 rounding may move a number across the midpoint
         // of two E4M3 numbers.
-        Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
+        Pass::RotaryKv(rotary) if rotary.is_fp8 => 1.0 / 16.0,
         // The output of the gate and up GEMM is rounded before the down GEMM, and so is the output
         // of each expert's down GEMM.
         Pass::Mixed(_) => 4.0 * rounding,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, CudaDevice, Device};
 use bursar_kernels::*;
 
-use ground::{Blocks, first_gpu, go_and_come_back, load, rows_go_and_come_back, states_go_and_come_back};
+use ground::{Blocks, copy_to_host_and_back, first_gpu, load, rows_go_and_come_back, states_go_and_come_back};
 
 fn backend() -> Option<(Arc<CudaDevice>, Cuda)> {
     let device = first_gpu()?;
@@ -20,7 +20,7 @@ fn backend() -> Option<(Arc<CudaDevice>, Cuda)> {
 fn blocks_that_went_to_the_host_come_back_after_what_overwrote_them() {
     let Some((device, cuda)) = backend() else { return };
     for _ in 0..20 {
-        go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
+        copy_to_host_and_back(&cuda, &(device.clone() as Arc<dyn Device>));
         rows_go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
         states_go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
     }

@@ -375,6 +375,6 @@ fn ranks_that_share_a_gpu_are_refused_by_name() {
         (twice.kernels.iter().collect(), memory.iter().map(Segment::address).collect());
     // SAFETY: the memory is backed and outlives this call, and no collective runs.
     let refused = unsafe { NcclLink::between(&nccl, &kernels, &addresses, AT_ONCE, PATIENCE) }.map(drop);
-    let said = refused.expect_err("the link is refused").to_string();
-    assert!(said.contains("NCCL allows one rank per GPU, but cuda:0 was given to several ranks"), "{said}");
+    let found = refused.expect_err("the link is refused").to_string();
+    assert!(found.contains("NCCL allows one rank per GPU, but cuda:0 was given to several ranks"), "{found}");
 }

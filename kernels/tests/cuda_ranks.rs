@@ -28,23 +28,23 @@ const IN_SHARES_AT_ONCE: Bytes = Bytes::mib(7);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The number in an environment variable, if it is set.
-fn told(variable: &str) -> Option<u64> {
+fn number_from(variable: &str) -> Option<u64> {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
-    let told = std::env::var(variable).ok()?;
-    Some(told.parse().expect("a whole number"))
+    let number_from = std::env::var(variable).ok()?;
+    Some(number_from.parse().expect("a whole number"))
 }
 
 /// Time that a rank waits for the other ranks. Kernels take longer to start under
 /// compute-sanitizer, for which `BURSAR_RANKS_PATIENCE` sets the time in seconds.
 fn patience() -> Duration {
-    told("BURSAR_RANKS_PATIENCE").map_or(PATIENCE, Duration::from_secs)
+    number_from("BURSAR_RANKS_PATIENCE").map_or(PATIENCE, Duration::from_secs)
 }
 
 /// Those of the rank counts `ranks` for which one GPU can run the kernels of all ranks at the same
 /// time. Blocks take more registers under compute-sanitizer, for which `BURSAR_RANKS_MOST` sets the
 /// largest count.
 fn together(ranks: Vec<usize>) -> impl Iterator<Item = usize> {
-    let most = told("BURSAR_RANKS_MOST").map_or(usize::MAX, |most| most as usize);
+    let most = number_from("BURSAR_RANKS_MOST").map_or(usize::MAX, |most| most as usize);
     ranks.into_iter().filter(move |of| *of <= most)
 }
 

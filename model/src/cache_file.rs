@@ -107,8 +107,8 @@ impl CacheFile {
 
     fn write_aside(&self, content: &[u8]) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
-        self.remove_leavings();
-        let (path, mut file) = self.create_aside()?;
+        self.remove_stale_temporaries();
+        let (path, mut file) = self.create_temporary()?;
         let written = file.write_all(content).and_then(|()| file.sync_all());
         drop(file);
         written.and_then(|()| fs::rename(&path, self.path())).inspect_err(|_| drop(fs::remove_file(&path)))
@@ -117,11 +117,11 @@ impl CacheFile {
     /// Creates a temporary file with a unique name in the same folder. No other thread or process
     /// writes to the temporary file, not even a process with the same PID in a container that
     /// shares the folder.
-    fn create_aside(&self) -> io::Result<(PathBuf, File)> {
+    fn create_temporary(&self) -> io::Result<(PathBuf, File)> {
         static WRITES: AtomicU64 = AtomicU64::new(0);
         loop {
             let (process, write) = (std::process::id(), WRITES.fetch_add(1, Relaxed));
-            let path = self.folder.join(format!("{}{process}-{write}{ASIDE}", self.aside_start()));
+            let path = self.folder.join(format!("{}{process}-{write}{TEMPORARY_SUFFIX}", self.aside_start()));
             match File::create_new(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 created => return Ok((path, created?)),
@@ -135,12 +135,14 @@ impl CacheFile {
 
     /// Removes temporary files that processes left when they died while writing. Files that cannot
     /// be examined or removed stay.
-    fn remove_leavings(&self) {
+    fn remove_stale_temporaries(&self) {
         let start = self.aside_start();
         let is_left = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let age = fs::metadata(path).and_then(|metadata| metadata.modified()).map(|written| written.elapsed());
-            name.starts_with(&start) && name.ends_with(ASIDE) && matches!(age, Ok(Ok(age)) if age > WRITING_MAX)
+            name.starts_with(&start)
+                && name.ends_with(TEMPORARY_SUFFIX)
+                && matches!(age, Ok(Ok(age)) if age > WRITING_MAX)
         };
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).filter(|path| is_left(path)).for_each(|path| drop(fs::remove_file(path)));
@@ -148,7 +150,7 @@ impl CacheFile {
 }
 
 /// The suffix of a temporary file's name.
-const ASIDE: &str = ".new";
+const TEMPORARY_SUFFIX: &str = ".new";
 
 /// Returns 16 hexadecimal digits that change if a part or a boundary between parts changes. The
 /// digits are a BLAKE3 hash truncated to 64 bits, which prevents accidental collisions but does not

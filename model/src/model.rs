@@ -11,7 +11,7 @@ use bursar_kernels::{
 use crate::{
     Depth,
     blocks::{decoder::StepCaches, draft_head::DraftRows, layer_cache::LayerCache, vision::share_out},
-    checkpoint::{Checkpoint, WeightFormats},
+    checkpoint::{Checkpoint, WeightFormats, WeightQuantization},
     flow::{CacheFormat, CacheGroups, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},
@@ -50,8 +50,17 @@ impl Model {
     /// [`WeightError::Cut`](crate::weights::WeightError::Cut) if the model cannot be divided among
     /// this many ranks.
     pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
+        Model::plan_formats(checkpoint, checkpoint.weight_formats()?, target, rank)
+    }
+
+    fn plan_formats(
+        checkpoint: &Checkpoint,
+        formats: WeightFormats,
+        target: &Target,
+        rank: Rank,
+    ) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
-        let mut map = WeightMap::dry(checkpoint, *target, checkpoint.weight_formats()?).of_rank(rank);
+        let mut map = WeightMap::dry(checkpoint, *target, formats).of_rank(rank);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
         map.refuse_untied()?;
@@ -65,9 +74,32 @@ impl Model {
     /// # Errors
     /// See [`plan_rank`](Self::plan_rank).
     pub fn plan_heaviest(checkpoint: &Checkpoint, target: &Target, ranks: usize) -> Result<Self, LoadError> {
-        let mut heaviest = Model::plan_rank(checkpoint, target, Rank::new(0, ranks))?;
+        Model::heaviest(ranks, |rank| Model::plan_rank(checkpoint, target, rank))
+    }
+
+    /// Like [`plan_heaviest`](Self::plan_heaviest), with the decoder's projections quantized while
+    /// they load. Returns `None` if the checkpoint is quantized already.
+    ///
+    /// # Errors
+    /// See [`plan_rank`](Self::plan_rank); [`WeightError`](crate::weights::WeightError) if the target
+    /// has no kernels for the format.
+    pub fn plan_quantized(
+        checkpoint: &Checkpoint,
+        quantization: WeightQuantization,
+        target: &Target,
+        ranks: usize,
+    ) -> Result<Option<Self>, LoadError> {
+        let (WeightFormats::Unquantized, Some(scheme)) = (checkpoint.weight_formats()?, quantization.scheme()) else {
+            return Ok(None);
+        };
+        let plan = |rank| Model::plan_formats(checkpoint, WeightFormats::Requested(scheme), target, rank);
+        Model::heaviest(ranks, plan).map(Some)
+    }
+
+    fn heaviest(ranks: usize, plan: impl Fn(Rank) -> Result<Self, LoadError>) -> Result<Self, LoadError> {
+        let mut heaviest = plan(Rank::new(0, ranks))?;
         for rank in Rank::all(ranks).skip(1) {
-            let other = Model::plan_rank(checkpoint, target, rank)?;
+            let other = plan(rank)?;
             if other.weight_bytes > heaviest.weight_bytes {
                 heaviest = other;
             }

@@ -340,8 +340,8 @@ impl FamilyConfig {
         let added = tokenizer.added_tokens();
         let is_added = |id: usize| added.binary_search_by_key(&id, |token| token.id as usize).is_ok();
         if !(rows..ids).all(is_added) {
-            let said = format!("vocab_size is {rows}, but the tokenizer has {ids} ids");
-            return Err(ConfigError::Contradiction(said).into());
+            let message = format!("vocab_size is {rows}, but the tokenizer has {ids} ids");
+            return Err(ConfigError::Contradiction(message).into());
         }
         Ok(())
     }

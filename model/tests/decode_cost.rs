@@ -76,10 +76,10 @@ fn process_video() {
     let video = Video::new(vec![EncodedImage::new(encoded.into_inner()); 9], 2.0);
     let plan = processor.plan(&video, &limits, 200).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&video, &plan, &limits).expect("patches"));
-    let said = (plan.decoding_bytes + plan.patches_bytes()).0;
-    println!("a video: estimated {said}, took {taken}");
-    assert!(taken <= said, "took {taken} bytes, the estimate was {said}");
-    assert!(said <= 2 * taken, "took {taken} bytes, the estimate of {said} is too high");
+    let estimated = (plan.decoding_bytes + plan.patches_bytes()).0;
+    println!("a video: estimated {estimated}, took {taken}");
+    assert!(taken <= estimated, "took {taken} bytes, the estimate was {estimated}");
+    assert!(estimated <= 2 * taken, "took {taken} bytes, the estimate of {estimated} is too high");
 }
 
 /// Three by four tiles and the thumbnail. All of them are kept, and each has exactly the
@@ -92,11 +92,11 @@ fn process_tiles() {
     let picture = RgbImage::new(600, 800, vec![9; 600 * 800 * 3]).expect("a picture");
     let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
     let (taken, tiles) = peak_of(|| processor.process_tiles(&picture).expect("tiles"));
-    let (said, kept) = (plan.host_bytes.0, plan.patches_bytes().0);
-    println!("{} tiles: estimated {said}, took {taken}", tiles.len());
+    let (estimated, kept) = (plan.host_bytes.0, plan.patches_bytes().0);
+    println!("{} tiles: estimated {estimated}, took {taken}", tiles.len());
     assert_eq!((tiles.len(), kept), (13, 13 * 84 * 84 * 3));
-    assert!(taken <= said + (1 << 20), "took {taken} bytes, the estimate was {said}");
-    assert!(2 * taken >= said, "took {taken} bytes, the estimate of {said} is too high");
+    assert!(taken <= estimated + (1 << 20), "took {taken} bytes, the estimate was {estimated}");
+    assert!(2 * taken >= estimated, "took {taken} bytes, the estimate of {estimated} is too high");
 }
 
 fn process_one() {
@@ -106,12 +106,12 @@ fn process_one() {
     rayon::join(|| (), || ());
     let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));
-    let said = plan.host_bytes.0;
-    println!("processing: estimated {said}, took {taken}");
+    let estimated = plan.host_bytes.0;
+    println!("processing: estimated {estimated}, took {taken}");
     // Two parts are not in the plan and take a few kilobytes each: the filter's weights, and a band
     // of eight rows per thread.
-    assert!(taken <= said + (1 << 20), "took {taken} bytes, the estimate was {said}");
-    assert!(taken >= said, "took {taken} bytes, the estimate was {said}");
+    assert!(taken <= estimated + (1 << 20), "took {taken} bytes, the estimate was {estimated}");
+    assert!(taken >= estimated, "took {taken} bytes, the estimate was {estimated}");
 }
 
 /// A small picture whose color profile and text decompress to 200 MB.
@@ -135,11 +135,11 @@ fn side_chunks() {
         let (header, rest) = plain.split_at(33); // the signature and IHDR
         let bytes = EncodedImage::new([header, &length, &content, &crc.sum().to_be_bytes(), rest].concat());
         let limits = ImageLimits::default();
-        let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
+        let estimated = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
         let (taken, outcome) = peak_of(|| bytes.decode(&limits));
-        println!("{}: estimated {said}, took {taken}, {outcome:?}", String::from_utf8_lossy(kind));
+        println!("{}: estimated {estimated}, took {taken}, {outcome:?}", String::from_utf8_lossy(kind));
         assert!(outcome.is_ok(), "the picture decodes: {outcome:?}");
-        assert!(taken <= said, "took {taken} bytes, the estimate was {said}");
+        assert!(taken <= estimated, "took {taken} bytes, the estimate was {estimated}");
     }
 }
 
@@ -153,9 +153,9 @@ fn decode_kinds() {
         let mut encoded = Vec::new();
         std::io::Read::read_to_end(&mut entry, &mut encoded).expect("the bytes of the entry are read");
         let (bytes, limits) = (EncodedImage::new(encoded), ImageLimits::default());
-        let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
+        let estimated = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("the picture decodes"));
-        assert!(taken <= said, "{name}: took {taken} bytes, the estimate was {said}");
+        assert!(taken <= estimated, "{name}: took {taken} bytes, the estimate was {estimated}");
     }
 }
 
@@ -164,14 +164,17 @@ fn decode_all() {
     for (name, encoded) in pictures() {
         let bytes = EncodedImage::new(encoded);
         let (probing, header) = peak_of(|| bytes.probe(&limits).expect("a good header"));
-        let said = header.cost.peak_bytes().0;
+        let estimated = header.cost.peak_bytes().0;
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("the picture decodes"));
-        println!("{name}: estimated {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
-        assert!(taken <= said, "{name}: took {taken} bytes, the estimate was {said}");
+        println!(
+            "{name}: estimated {estimated}, took {taken} ({:.2}), probing {probing}",
+            estimated as f64 / taken as f64
+        );
+        assert!(taken <= estimated, "{name}: took {taken} bytes, the estimate was {estimated}");
         // libjpeg allocates most memory of a progressive picture outside Rust, where it is not
         // counted.
         let counted = if name.ends_with("progressive.jpg") { 4 } else { 3 };
-        assert!(said <= counted * taken, "{name}: took {taken} bytes, the estimate of {said} is too high");
+        assert!(estimated <= counted * taken, "{name}: took {taken} bytes, the estimate of {estimated} is too high");
         assert!(probing <= bytes.bytes().len() as u64 + (1 << 20), "{name}: probing took {probing} bytes");
     }
 }

@@ -170,7 +170,7 @@ fn each_hostile_template_fails_within_bounded_memory() {
 
 #[test]
 fn metered_templates_render_the_expected_text() {
-    for (source, said) in [
+    for (source, expected) in [
         (
             "{{ 2 * 3 }} {{ 2 * 1.5 }} {{ 'ab' * 3 }} {{ 2 * 'ab' }} {{ [1, 2] * 2 }} {{ 'a' * -1 }}|",
             "6 3.0 ababab abab [1, 2, 1, 2] |",
@@ -196,6 +196,6 @@ fn metered_templates_render_the_expected_text() {
             "[('a', 1), ('b', 2)] ['a', 'b'] x|",
         ),
     ] {
-        assert_eq!(said, render(source).unwrap_or_else(|error| panic!("{source}: {error}")), "{source}");
+        assert_eq!(expected, render(source).unwrap_or_else(|error| panic!("{source}: {error}")), "{source}");
     }
 }

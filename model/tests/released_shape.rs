@@ -121,7 +121,9 @@ impl Prompt {
         let grids: Vec<MediaGrid> = images.iter().map(|image| MediaGrid::Image(image.grid)).collect();
         let layout = bench.model.config().lay_out(ids, &grids).expect("the prompt is laid out");
         let worse = match bench.checkpoint.weight_formats().expect("the checkpoint has weight formats") {
-            WeightFormats::Plain => worse(bench.backend.target().activation(), bench.model.expert_loads().is_some()),
+            WeightFormats::Unquantized => {
+                worse(bench.backend.target().activation(), bench.model.expert_loads().is_some())
+            }
             _ => WORSE_IN_FP8,
         };
         Prompt { name, layout, images, recorded: file("safetensors"), worse, ranks: bench.backend.rank().of() }

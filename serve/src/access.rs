@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::{error::ApiError, models::shortened, openai::usage::UsageTold};
+use super::{error::ApiError, models::shortened, openai::usage::UsageBody};
 use bursar_actors::metric::{HTTP_ERRORS_TOTAL, HTTP_REQUESTS_TOTAL, HttpError, HttpStatus, Route};
 
 /// Target of the access log, whose lines are written with `tracing`.
@@ -25,10 +25,10 @@ pub const ACCESS_LOG: &str = "bursar::serve::access";
 
 /// Token counts of a request. The counts are set when all replies of the request have ended.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Used(Arc<OnceLock<UsageTold>>);
+pub(super) struct Used(Arc<OnceLock<UsageBody>>);
 
 impl Used {
-    pub(super) fn tell(&self, usage: UsageTold) {
+    pub(super) fn record(&self, usage: UsageBody) {
         // Keep the first value: later calls report the end of the same request again.
         self.0.get_or_init(|| usage);
     }
@@ -89,14 +89,14 @@ impl Drop for Access {
         let status = self.status.map(|status| status.as_u16());
         let (kind, param) = self.fault.clone().unzip();
         let param = param.flatten();
-        let tokens = self.used.0.get().map(UsageTold::counts);
+        let tokens = self.used.0.get().map(UsageBody::counts);
         let (prompt, cached, completion) = (tokens.map(|of| of[0]), tokens.map(|of| of[1]), tokens.map(|of| of[2]));
         macro_rules! line {
-            ($level:ident, $said:literal) => {
+            ($level:ident, $message:literal) => {
                 tracing::$level!(
                     target: ACCESS_LOG,
                     %method, %path, status, milliseconds, prompt_tokens = prompt, cached_tokens = cached,
-                    completion_tokens = completion, error = kind, param, $said
+                    completion_tokens = completion, error = kind, param, $message
                 )
             };
         }

@@ -140,20 +140,20 @@ pub(super) fn aside<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Value of the `Content-Length` header.
-pub(super) fn told_bytes(headers: &HeaderMap) -> Option<u64> {
+pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 async fn read(request: Request, bodies: &Bodies) -> Result<(Vec<u8>, OwnedSemaphorePermit), ApiError> {
     let limit = bodies.body_bytes;
     let coding = Coding::of(request.headers())?;
-    let told = told_bytes(request.headers());
-    if told.is_some_and(|told| told > limit.0) {
+    let stated = content_length(request.headers());
+    if stated.is_some_and(|stated| stated > limit.0) {
         return Err(too_large(limit));
     }
     // Nothing is reserved for `Content-Length`: a client can claim any length and send nothing.
     let mut room = bodies.take(0)?;
-    let collected = collect(request.into_body(), told.unwrap_or_default(), limit, bodies, &mut room);
+    let collected = collect(request.into_body(), stated.unwrap_or_default(), limit, bodies, &mut room);
     let late = |_| {
         let message = format!("the body did not arrive within {} s", bodies.body_time.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
@@ -173,7 +173,7 @@ async fn read(request: Request, bodies: &Bodies) -> Result<(Vec<u8>, OwnedSemaph
 /// Collects the body. Memory is reserved as it grows, because its length may be unknown.
 async fn collect(
     body: Body,
-    told: u64,
+    stated_bytes: u64,
     limit: Bytes,
     bodies: &Bodies,
     room: &mut OwnedSemaphorePermit,
@@ -188,7 +188,7 @@ async fn collect(
         if bytes.capacity() - bytes.len() < piece.len() {
             // Double the buffer, but not beyond `Content-Length`: most bodies then
             // leave no unused capacity.
-            let lacks = (told as usize).saturating_sub(bytes.len());
+            let lacks = (stated_bytes as usize).saturating_sub(bytes.len());
             bytes.reserve_exact(piece.len().max(bytes.len().max(LARGE).min(lacks)));
         }
         bytes.extend_from_slice(&piece);
@@ -213,8 +213,8 @@ impl Coding {
             "gzip" | "x-gzip" => Ok(Coding::Gzip),
             "deflate" => Ok(Coding::Deflate),
             _ => {
-                let told = "the Content-Encoding of the request is not supported";
-                let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", told);
+                let message = "the Content-Encoding of the request is not supported";
+                let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message);
                 Err(error.hint("use gzip or deflate, or send the body uncompressed"))
             }
         }
@@ -337,15 +337,15 @@ pub(super) fn json(bytes: &[u8]) -> Result<Value, ApiError> {
 
 pub(super) fn of<T: DeserializeOwned>(json: Value) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(Lenient(json)).map_err(|error| {
-        let told = error.inner().to_string();
-        let path = with_missing(error.path().to_string(), &told);
-        ApiError::invalid(path.clone(), format!("`{path}`: {told}"))
+        let message = error.inner().to_string();
+        let path = with_missing(error.path().to_string(), &message);
+        ApiError::invalid(path.clone(), format!("`{path}`: {message}"))
     })
 }
 
 /// Appends the name of a missing field to the path. Serde names it only in the message.
-fn with_missing(path: String, told: &str) -> String {
-    let missing = told.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
+fn with_missing(path: String, message: &str) -> String {
+    let missing = message.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
     match (missing, path.as_str()) {
         (Some((field, _)), ".") => field.to_owned(),
         (Some((field, _)), _) => format!("{path}.{field}"),
@@ -379,12 +379,12 @@ mod tests {
 
     #[test]
     fn a_wrong_field_is_named_by_its_path() {
-        let told = error(r#"{"turns": [{"text": "a"}, {"text": 5}]}"#);
-        assert_eq!(told["param"], "turns[1].text");
+        let refused = error(r#"{"turns": [{"text": "a"}, {"text": 5}]}"#);
+        assert_eq!(refused["param"], "turns[1].text");
         let right = parsed(r#"{"turns": [{"text": "a", "other": 5}]}"#.as_bytes()).map_err(|error| error.status);
         assert_eq!(right, Ok(Asked { turns: vec![Turn { text: "a".to_owned() }] }));
-        assert!(told["message"].as_str().expect("text").contains("expected a string"), "{told}");
-        assert!(!told["message"].as_str().expect("text").contains("line"), "{told}");
+        assert!(refused["message"].as_str().expect("text").contains("expected a string"), "{refused}");
+        assert!(!refused["message"].as_str().expect("text").contains("line"), "{refused}");
     }
 
     #[test]

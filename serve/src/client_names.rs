@@ -23,14 +23,14 @@ const FIELDS: [(&str, &str); 2] =
 
 /// Replaces the library's names in `text` with names that clients know.
 pub(super) fn for_clients(text: &str) -> String {
-    let mut told = text.to_owned();
+    let mut name = text.to_owned();
     for (ours, flag) in FLAGS {
-        if told.contains(ours) {
-            told = told.replace(&format!("raise {ours}"), &format!("start the server with a larger {flag}"));
-            told = told.replace(ours, flag);
+        if name.contains(ours) {
+            name = name.replace(&format!("raise {ours}"), &format!("start the server with a larger {flag}"));
+            name = name.replace(ours, flag);
         }
     }
-    FIELDS.iter().fold(told, |told, (ours, theirs)| told.replace(ours, theirs))
+    FIELDS.iter().fold(name, |name, (ours, theirs)| name.replace(ours, theirs))
 }
 
 #[cfg(test)]

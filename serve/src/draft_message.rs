@@ -21,13 +21,13 @@ pub(super) struct DraftMessage {
 }
 
 pub(super) enum Piece {
-    Said(Content),
+    Content(Content),
     Shown(Link),
 }
 
 impl Piece {
     pub(super) fn text(text: impl Into<String>) -> Self {
-        Piece::Said(Content::Text(text.into()))
+        Piece::Content(Content::Text(text.into()))
     }
 }
 
@@ -49,11 +49,11 @@ impl DraftMessage {
                 let between = if draft.role == Role::System { "\n\n" } else { "\n" };
                 let mut pieces = draft.pieces.into_iter().peekable();
                 // Join adjacent texts, so that no template inserts anything between them.
-                if let Some(Piece::Said(Content::Text(said))) = last.pieces.last_mut()
-                    && let Some(Piece::Said(Content::Text(more))) =
-                        pieces.next_if(|piece| matches!(piece, Piece::Said(Content::Text(_))))
+                if let Some(Piece::Content(Content::Text(text))) = last.pieces.last_mut()
+                    && let Some(Piece::Content(Content::Text(more))) =
+                        pieces.next_if(|piece| matches!(piece, Piece::Content(Content::Text(_))))
                 {
-                    said.extend([between, &more]);
+                    text.extend([between, &more]);
                 }
                 last.pieces.extend(pieces);
                 last.calls.extend(draft.calls);
@@ -81,10 +81,10 @@ impl MediaFields {
             ChatError::Media(MediaError::TooManyPictures { limit, .. }) => self.pictures.get(*limit),
             _ => None,
         };
-        let told = ApiError::from(error);
+        let message = ApiError::from(error);
         match place {
-            Some(place) => told.of_field(place),
-            None => told,
+            Some(place) => message.of_field(place),
+            None => message,
         }
     }
 }
@@ -98,17 +98,17 @@ pub(super) async fn chat(
 ) -> Result<(Chat, MediaFields), ApiError> {
     order_results(&mut drafts);
     let mut links = Vec::new();
-    let mut said = Vec::new();
+    let mut parts = Vec::new();
     for draft in drafts {
         let id = draft.result_of.filter(|_| draft.role == Role::Tool).map(|id| Some(Content::ResultOf(id)));
         let pieces = draft.pieces.into_iter().map(|piece| match piece {
-            Piece::Said(content) => Some(content),
+            Piece::Content(content) => Some(content),
             Piece::Shown(link) => {
                 links.push(link);
                 None
             }
         });
-        said.push((draft.role, id.into_iter().chain(pieces).collect::<Vec<_>>()));
+        parts.push((draft.role, id.into_iter().chain(pieces).collect::<Vec<_>>()));
     }
     let place = |of_film: bool| {
         let links = links.iter().filter(move |link: &&Link| link.is_film() == of_film);
@@ -118,11 +118,11 @@ pub(super) async fn chat(
     let facts = if links.iter().any(Link::wants_facts) { Some(model.facts().await?) } else { None };
     let mut seen = media::read(links, facts.as_ref(), shared, room).await?.into_iter().map(|seen| match seen {
         LoadedMedia::Picture(picture) => Content::Image(picture),
-        LoadedMedia::Film(film) => Content::Video(film),
+        LoadedMedia::Video(film) => Content::Video(film),
     });
     let variables = shared.options.template_variables.clone();
     let blank = variables.into_iter().fold(Chat::new(), |chat, (name, value)| chat.template_variable(name, value));
-    let chat = said.into_iter().fold(blank, |chat, (role, pieces)| {
+    let chat = parts.into_iter().fold(blank, |chat, (role, pieces)| {
         // `seen` has one item per link.
         chat.turn(role, pieces.into_iter().filter_map(|piece| piece.or_else(|| seen.next())).collect())
     });

@@ -35,7 +35,7 @@ fn bounded(text: String, characters_max: usize) -> String {
 #[derive(Clone, Debug)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
-    told: Box<ErrorDetails>,
+    details: Box<ErrorDetails>,
 }
 
 /// Everything in the response except the status.
@@ -64,13 +64,13 @@ pub(super) enum Shape {
 impl ApiError {
     pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let message = bounded(message.into(), MESSAGE_CHARACTERS);
-        ApiError { status, told: Box::new(ErrorDetails { kind, message, ..ErrorDetails::default() }) }
+        ApiError { status, details: Box::new(ErrorDetails { kind, message, ..ErrorDetails::default() }) }
     }
 
     /// 400: the field `param` is wrong.
     pub(super) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let mut error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        error.told.param = Some(bounded(param.into(), PARAM_CHARACTERS));
+        error.details.param = Some(bounded(param.into(), PARAM_CHARACTERS));
         error
     }
 
@@ -99,46 +99,46 @@ impl ApiError {
     }
 
     pub(super) fn code(mut self, code: &'static str) -> Self {
-        self.told.code = Some(code);
+        self.details.code = Some(code);
         self
     }
 
     /// Renames the field at fault if it is in `names`, which are pairs of the chat API's name
     /// and this API's name.
     pub(super) fn renamed(mut self, names: &[(&str, &str)]) -> Self {
-        if let Some((_, theirs)) = names.iter().find(|(ours, _)| self.told.param.as_deref() == Some(ours)) {
-            self.told.param = Some((*theirs).to_owned());
+        if let Some((_, theirs)) = names.iter().find(|(ours, _)| self.details.param.as_deref() == Some(ours)) {
+            self.details.param = Some((*theirs).to_owned());
         }
         self
     }
 
     /// Sets the field at fault.
     pub(super) fn of_field(mut self, param: &str) -> Self {
-        self.told.param = Some(bounded(param.to_owned(), PARAM_CHARACTERS));
+        self.details.param = Some(bounded(param.to_owned(), PARAM_CHARACTERS));
         self
     }
 
     pub(super) fn message(&self) -> &str {
-        &self.told.message
+        &self.details.message
     }
 
     pub(super) fn hint_text(&self) -> &str {
-        &self.told.hint
+        &self.details.hint
     }
 
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.told.hint = bounded(hint.into(), MESSAGE_CHARACTERS);
+        self.details.hint = bounded(hint.into(), MESSAGE_CHARACTERS);
         self
     }
 
     fn after(mut self, seconds: u64) -> Self {
-        self.told.retry_after = Some(seconds);
+        self.details.retry_after = Some(seconds);
         self
     }
 
     /// Returns the JSON of the response, or of the event that ends a broken stream.
     pub(super) fn body(&self, shape: Shape) -> Value {
-        let ErrorDetails { kind, code, param, message, hint, anthropic, .. } = &*self.told;
+        let ErrorDetails { kind, code, param, message, hint, anthropic, .. } = &*self.details;
         let message = anthropic.as_ref().filter(|_| shape == Shape::Anthropic).unwrap_or(message);
         let message = if hint.is_empty() { message.clone() } else { format!("{message} ({hint})") };
         match shape {
@@ -152,7 +152,7 @@ impl ApiError {
     /// Error code and field at fault, for logs. The message is not logged, because it
     /// may repeat the request.
     pub(super) fn fault(&self) -> (&'static str, Option<String>) {
-        let ErrorDetails { kind, code, param, .. } = &*self.told;
+        let ErrorDetails { kind, code, param, .. } = &*self.details;
         (code.unwrap_or(kind), param.clone())
     }
 
@@ -175,7 +175,7 @@ impl ApiError {
     /// change its shape.
     pub(super) fn response(&self, shape: Shape) -> Response {
         let mut response = (self.status, Extension(self.clone()), Json(self.body(shape))).into_response();
-        if let Some(seconds) = self.told.retry_after {
+        if let Some(seconds) = self.details.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         if self.status == StatusCode::UNAUTHORIZED {
@@ -209,12 +209,12 @@ impl From<ChatError> for ApiError {
             // OpenAI's wording, which litellm and agents search for.
             (ChatError::TooLong { tokens, has_more, limit }, _) => {
                 let more = if *has_more { "more than " } else { "" };
-                let told = format!(
+                let text = format!(
                     "this model's maximum context length is {limit} tokens, but the prompt has {more}{tokens} tokens"
                 );
-                let mut error = ApiError::invalid("messages", told).code("context_length_exceeded");
+                let mut error = ApiError::invalid("messages", text).code("context_length_exceeded");
                 // Anthropic's wording, which its agents search for.
-                error.told.anthropic = Some(format!("prompt is too long: {tokens} tokens > {limit} maximum"));
+                error.details.anthropic = Some(format!("prompt is too long: {tokens} tokens > {limit} maximum"));
                 error
             }
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),

@@ -68,8 +68,8 @@ impl Fetcher {
     /// its host are running.
     pub(super) async fn fetch(&self, url: &str, param: &str) -> Result<Vec<u8>, ApiError> {
         let wrong = |fault: Fault| {
-            let told = format!("`{}` {}", shortened(url), fault.told);
-            ApiError::invalid(param, told).hint(fault.hint)
+            let message = format!("`{}` {}", shortened(url), fault.message);
+            ApiError::invalid(param, message).hint(fault.hint)
         };
         let (_, host) = check(url, &self.hosts).map_err(wrong)?;
         let full = || {
@@ -90,12 +90,12 @@ impl Fetcher {
 
 /// Why a URL cannot be fetched.
 struct Fault {
-    told: String,
+    message: String,
     hint: &'static str,
 }
 
-fn fault(told: impl Into<String>, hint: &'static str) -> Fault {
-    Fault { told: told.into(), hint }
+fn fault(message: impl Into<String>, hint: &'static str) -> Fault {
+    Fault { message: message.into(), hint }
 }
 
 fn follow(agent: &Agent, hosts: &[String], bytes_max: Bytes, first: String) -> Result<Vec<u8>, Fault> {

@@ -39,7 +39,7 @@ const SOUGHT_SECONDS: f64 = 10.0;
 /// per second.
 const PIXELS_PER_SECOND: f64 = 4e9;
 /// Bytes of ffmpeg's messages that are kept.
-const TOLD_BYTES: usize = 16 << 10;
+const STDERR_BYTES: usize = 16 << 10;
 /// Characters of ffmpeg's message that an error shows.
 const REASON_CHARS: usize = 200;
 
@@ -59,7 +59,7 @@ pub(super) enum Fault {
     /// ffmpeg could not be run.
     Program(std::io::Error),
     /// The file is not a readable video. The text is ffmpeg's message.
-    Film(String),
+    Video(String),
 }
 
 impl From<std::io::Error> for Fault {
@@ -70,7 +70,7 @@ impl From<std::io::Error> for Fault {
 
 /// Decodes frames of a video at even distances.
 pub(super) async fn video(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
-    let refused = |error: bursar::VideoError| Fault::Film(error.to_string());
+    let refused = |error: bursar::VideoError| Fault::Video(error.to_string());
     let Stream { seconds, pixels_per_second } = stream(input).await?;
     let Some(seconds) = seconds else {
         return unmeasured(input, sampling).await;
@@ -78,8 +78,8 @@ pub(super) async fn video(input: Input<'_>, sampling: &FrameSampling) -> Result<
     let (count, rate) = sampling.frames(seconds).map_err(refused)?;
     let decoded = seconds.min(count as f64 * SOUGHT_SECONDS) * pixels_per_second.unwrap_or(0.0);
     if decoded > PIXELS_PER_SECOND * input.seconds {
-        let told = format!("{decoded:.1e} pixels would be decoded, and there are {} s for it", input.seconds);
-        return Err(Fault::Film(told));
+        let reason = format!("{decoded:.1e} pixels would be decoded, and there are {} s for it", input.seconds);
+        return Err(Fault::Video(reason));
     }
     let pixels = sampling.pixels(count);
     let frames = if rate < 1.0 / SPARSE_SECONDS && count > 1 {
@@ -102,20 +102,20 @@ struct Stream {
 async fn stream(input: Input<'_>) -> Result<Stream, Fault> {
     let mut command = command(input, "info", None);
     let mut child = command.stdout(Stdio::null()).spawn()?;
-    let told = told(&mut child).await?;
+    let stderr = stderr_of(&mut child).await?;
     child.wait().await?;
     // Without an output file ffmpeg always fails, but only after it has printed the
     // properties of the input.
-    if told.contains("\n  Duration: ") {
-        Ok(Stream { seconds: duration(&told), pixels_per_second: pixels_per_second(&told) })
+    if stderr.contains("\n  Duration: ") {
+        Ok(Stream { seconds: duration(&stderr), pixels_per_second: pixels_per_second(&stderr) })
     } else {
-        Err(Fault::Film(reason(&told)))
+        Err(Fault::Video(reason(&stderr)))
     }
 }
 
 /// Seconds from the line `  Duration: 00:01:02.50, …`.
-fn duration(told: &str) -> Option<f64> {
-    let line = told.lines().find_map(|line| line.strip_prefix("  Duration: "))?;
+fn duration(stderr: &str) -> Option<f64> {
+    let line = stderr.lines().find_map(|line| line.strip_prefix("  Duration: "))?;
     let mut parts = line.split(',').next()?.trim().split(':');
     let mut part = || parts.next()?.parse::<f64>().ok().filter(|part| part.is_finite() && *part >= 0.0);
     Some(part()? * 3600.0 + part()? * 60.0 + part()?)
@@ -123,11 +123,11 @@ fn duration(told: &str) -> Option<f64> {
 
 /// Pixels per second from the size and frame rate in the line `  Stream #0:0: Video: h264 (High),
 /// yuv420p(tv, bt709), 1920x1080 [SAR 1:1], 4999 kb/s, 29.97 fps, …`.
-fn pixels_per_second(told: &str) -> Option<f64> {
+fn pixels_per_second(stderr: &str) -> Option<f64> {
     // Some files have a cover picture as an additional stream.
     let is_film =
         |line: &&str| line.starts_with("  Stream #") && line.contains(": Video: ") && !line.ends_with("(attached pic)");
-    let line = told.lines().find(is_film)?;
+    let line = stderr.lines().find(is_film)?;
     let size = |word: &str| {
         let (width, height) = word.split_once('x')?;
         Some(f64::from(width.parse::<u32>().ok()?) * f64::from(height.parse::<u32>().ok()?))
@@ -166,7 +166,7 @@ async fn sought(input: Input<'_>, count: usize, rate: f64, pixels: u64) -> Resul
 /// Samples a video that reports no duration, such as a recording of a browser. Each time that there
 /// are too many frames, every second frame is dropped.
 async fn unmeasured(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
-    let (_, rate) = sampling.frames(0.0).map_err(|error| Fault::Film(error.to_string()))?;
+    let (_, rate) = sampling.frames(0.0).map_err(|error| Fault::Video(error.to_string()))?;
     let mut thinned = Thinned { kept: Vec::new(), most: sampling.frames_max, stride: 1, seen: 0 };
     let filter = filter(Some(rate), sampling.pixels(sampling.frames_max));
     run(input, None, &filter, None, |frame| thinned.take(frame)).await?;
@@ -240,7 +240,7 @@ fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command 
 /// Decodes frames and passes each to `hand` as soon as it arrives.
 ///
 /// # Errors
-/// [`Fault::Film`] with ffmpeg's message if there is no frame; [`Fault::Program`] if
+/// [`Fault::Video`] with ffmpeg's message if there is no frame; [`Fault::Program`] if
 /// ffmpeg cannot be run.
 async fn run(
     input: Input<'_>,
@@ -265,10 +265,10 @@ async fn run(
         }
         Ok(())
     };
-    let ((), told) = tokio::try_join!(taking, told(&mut child))?;
+    let ((), stderr) = tokio::try_join!(taking, stderr_of(&mut child))?;
     let status = child.wait().await?;
     match handed {
-        0 => Err(Fault::Film(reason(&told))),
+        0 => Err(Fault::Video(reason(&stderr))),
         _ => Ok(status),
     }
 }
@@ -280,7 +280,7 @@ fn no_pipe() -> std::io::Error {
 /// Reads the next image of a PPM stream: a text header with the size, then the pixels. Returns
 /// `None` at the end.
 async fn ppm(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<Image>, Fault> {
-    let broken = || Fault::Film("the frames end early".to_owned());
+    let broken = || Fault::Video("the frames end early".to_owned());
     let Some(kind) = line(frames).await? else { return Ok(None) };
     let size = line(frames).await?.ok_or_else(broken)?;
     let levels = line(frames).await?.ok_or_else(broken)?;
@@ -303,8 +303,8 @@ async fn line(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<String>
     Ok(Some(line).filter(|line| !line.is_empty()))
 }
 
-/// Reads the standard error of ffmpeg until it is closed, and returns the first `TOLD_BYTES` bytes.
-async fn told(child: &mut Child) -> Result<String, Fault> {
+/// Reads the standard error of ffmpeg until it is closed, and returns the first `STDERR_BYTES` bytes.
+async fn stderr_of(child: &mut Child) -> Result<String, Fault> {
     let mut stream = child.stderr.take().ok_or_else(no_pipe)?;
     let mut kept = Vec::new();
     read_some(&mut stream, &mut kept).await?;
@@ -318,16 +318,16 @@ async fn read_some(stream: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>) ->
         if bytes == 0 {
             return Ok(());
         }
-        let room = TOLD_BYTES.saturating_sub(kept.len());
+        let room = STDERR_BYTES.saturating_sub(kept.len());
         kept.extend_from_slice(&piece[..bytes.min(room)]);
     }
 }
 
 /// First line of ffmpeg's message, without prefixes such as `[mov @ 0x55]`.
-fn reason(told: &str) -> String {
-    let mut line = told.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("ffmpeg printed no reason");
-    while let Some((_, said)) = line.split_once("] ").filter(|(place, _)| place.starts_with('[')) {
-        line = said;
+fn reason(stderr: &str) -> String {
+    let mut line = stderr.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("ffmpeg printed no reason");
+    while let Some((_, rest)) = line.split_once("] ").filter(|(place, _)| place.starts_with('[')) {
+        line = rest;
     }
     line.replace(INPUT, "the video").chars().take(REASON_CHARS).collect()
 }
@@ -338,16 +338,17 @@ mod tests {
 
     #[test]
     fn a_videos_duration_is_parsed_from_the_duration_line() {
-        let told = |line: &str| format!("Input #0, mov, from 'file':\n  Metadata:\n    title: Duration: 9\n{line}\n");
-        assert_eq!(duration(&told("  Duration: 01:02:03.50, start: 0.0, bitrate: 32 kb/s")), Some(3723.5));
+        let stderr_with =
+            |line: &str| format!("Input #0, mov, from 'file':\n  Metadata:\n    title: Duration: 9\n{line}\n");
+        assert_eq!(duration(&stderr_with("  Duration: 01:02:03.50, start: 0.0, bitrate: 32 kb/s")), Some(3723.5));
         for none in ["  Duration: N/A, start: 0.0", "  Duration: ", "  Duration: -1:00:00", "  Duration: 1", ""] {
-            assert_eq!(duration(&told(none)), None, "{none}");
+            assert_eq!(duration(&stderr_with(none)), None, "{none}");
         }
     }
 
     #[test]
     fn a_videos_pixel_rate_is_parsed_from_the_stream_line() {
-        let told =
+        let stderr_with =
             |line: &str| format!("  Metadata:\n    title: : Video: 9x9, 9 fps\n{line}\n  Stream #0:1: Audio: aac\n");
         for (line, pixels) in [
             (
@@ -367,7 +368,7 @@ mod tests {
             ("  Stream #0:0: Video: none, 30 fps", None),
             ("", None),
         ] {
-            assert_eq!(pixels_per_second(&told(line)), pixels, "{line}");
+            assert_eq!(pixels_per_second(&stderr_with(line)), pixels, "{line}");
         }
     }
 

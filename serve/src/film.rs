@@ -38,7 +38,7 @@ pub(super) struct FilmReader {
 }
 
 /// A video that is not decoded yet.
-pub(super) enum Film {
+pub(super) enum VideoSource {
     Bytes(Arc<[u8]>),
     File(File),
 }
@@ -78,7 +78,12 @@ impl FilmReader {
     ///
     /// # Errors
     /// 400 if the video cannot be read or decoded; 503 if too many videos are being decoded.
-    pub(super) async fn read(&self, film: Film, sampling: FrameSampling, param: &str) -> Result<Video, ApiError> {
+    pub(super) async fn read(
+        &self,
+        source: VideoSource,
+        sampling: FrameSampling,
+        param: &str,
+    ) -> Result<Video, ApiError> {
         let sampling =
             FrameSampling { frames_per_second: sampling.frames_per_second.min(FRAMES_PER_SECOND_MAX), ..sampling };
         let full = |_| {
@@ -86,10 +91,10 @@ impl FilmReader {
         };
         let permit = timeout(self.time, self.permits.clone().acquire_owned()).await.map_err(full)?;
         let unreadable = |error: io::Error| ApiError::invalid(param, format!("the video cannot be read: {error}"));
-        let (film, head) = blocking(move || film.head()).await?.map_err(unreadable)?;
+        let (source, head) = blocking(move || source.head()).await?.map_err(unreadable)?;
         let kind = Kind::of(&head).ok_or_else(|| {
-            let told = "the file is not a video that this server can read";
-            ApiError::invalid(param, told).hint(format!("send MP4, MOV, WebM, MKV, GIF or WebP, or {FRAMES}"))
+            let message = "the file is not a video that this server can read";
+            ApiError::invalid(param, message).hint(format!("send MP4, MOV, WebM, MKV, GIF or WebP, or {FRAMES}"))
         })?;
         match kind {
             Kind::Animation => {
@@ -97,39 +102,41 @@ impl FilmReader {
                 let read = blocking(move || {
                     // Keep the permit until decoding ends, even if the request ends earlier.
                     let _permit = permit;
-                    film.bytes(limits.bytes_max).map(|bytes| Video::from_animation(&bytes, &sampling, &limits))
+                    source.bytes(limits.bytes_max).map(|bytes| Video::from_animation(&bytes, &sampling, &limits))
                 });
                 let video = read.await?.map_err(unreadable)?;
                 video.map_err(|error| {
                     ApiError::invalid(param, format!("the animation cannot be decoded: {error}")).hint(error.hint())
                 })
             }
-            Kind::Contained(demuxer) => self.decode(film, demuxer, &sampling, param).await,
+            Kind::Contained(demuxer) => self.decode(source, demuxer, &sampling, param).await,
         }
     }
 
     async fn decode(
         &self,
-        film: Film,
+        source: VideoSource,
         demuxer: &'static str,
         sampling: &FrameSampling,
         param: &str,
     ) -> Result<Video, ApiError> {
-        let refused = |told: String, hint: &str| ApiError::invalid(param, told).hint(hint.to_owned());
+        let refused = |message: String, hint: &str| ApiError::invalid(param, message).hint(hint.to_owned());
         let Some(program) = self.ffmpeg.as_deref().filter(|_| cfg!(target_os = "linux")) else {
-            let told = "this server has no `ffmpeg`, so it cannot decode this video";
-            return Err(refused(told.to_owned(), &format!("install ffmpeg on the server, or send {FRAMES}")));
+            let message = "this server has no `ffmpeg`, so it cannot decode this video";
+            return Err(refused(message.to_owned(), &format!("install ffmpeg on the server, or send {FRAMES}")));
         };
-        let opened = blocking(move || film.file()).await?;
-        let film =
+        let opened = blocking(move || source.file()).await?;
+        let source =
             opened.map_err(|error| refused(format!("the video cannot be read: {error}"), "name another file"))?;
-        let input = Input { program, film: &film, demuxer, seconds: self.time.as_secs_f64() };
+        let input = Input { program, film: &source, demuxer, seconds: self.time.as_secs_f64() };
         let decoded = timeout(self.time, ffmpeg::video(input, sampling)).await.map_err(|_| {
-            let told = format!("decoding the video takes longer than {} s", self.time.as_secs());
-            refused(told, &format!("lower `fps`, send a smaller video, or send {FRAMES}"))
+            let message = format!("decoding the video takes longer than {} s", self.time.as_secs());
+            refused(message, &format!("lower `fps`, send a smaller video, or send {FRAMES}"))
         })?;
         decoded.map_err(|fault| match fault {
-            Fault::Film(reason) => refused(format!("the video cannot be decoded: {reason}"), &format!("send {FRAMES}")),
+            Fault::Video(reason) => {
+                refused(format!("the video cannot be decoded: {reason}"), &format!("send {FRAMES}"))
+            }
             Fault::Program(error) => {
                 tracing::warn!(%error, program = %program.display(), "ffmpeg cannot be started");
                 refused("the `ffmpeg` of this server cannot be started".to_owned(), &format!("send {FRAMES}"))
@@ -138,14 +145,14 @@ impl FilmReader {
     }
 }
 
-impl Film {
+impl VideoSource {
     /// Reads the first bytes and rewinds the file.
     fn head(mut self) -> io::Result<(Self, Vec<u8>)> {
         const BYTES: usize = 16;
         let mut head = Vec::new();
         match &mut self {
-            Film::Bytes(bytes) => head.extend(bytes.iter().take(BYTES)),
-            Film::File(file) => {
+            VideoSource::Bytes(bytes) => head.extend(bytes.iter().take(BYTES)),
+            VideoSource::File(file) => {
                 file.take(BYTES as u64).read_to_end(&mut head)?;
                 file.rewind()?;
             }
@@ -157,8 +164,8 @@ impl Film {
     /// file above the limit.
     fn bytes(self, limit: Bytes) -> io::Result<Arc<[u8]>> {
         match self {
-            Film::Bytes(bytes) => Ok(bytes),
-            Film::File(file) => {
+            VideoSource::Bytes(bytes) => Ok(bytes),
+            VideoSource::File(file) => {
                 let mut bytes = Vec::new();
                 file.take(limit.0.saturating_add(1)).read_to_end(&mut bytes)?;
                 Ok(bytes.into())
@@ -170,8 +177,8 @@ impl Film {
     /// unnamed file in memory.
     fn file(self) -> io::Result<File> {
         match self {
-            Film::File(file) => Ok(file),
-            Film::Bytes(bytes) => unnamed(&bytes),
+            VideoSource::File(file) => Ok(file),
+            VideoSource::Bytes(bytes) => unnamed(&bytes),
         }
     }
 }
@@ -179,7 +186,7 @@ impl Film {
 #[cfg(target_os = "linux")]
 fn unnamed(bytes: &[u8]) -> io::Result<File> {
     use rustix::fs::{MemfdFlags, memfd_create};
-    let mut file = File::from(memfd_create(c"film", MemfdFlags::CLOEXEC)?);
+    let mut file = File::from(memfd_create(c"source", MemfdFlags::CLOEXEC)?);
     io::Write::write_all(&mut file, bytes)?;
     Ok(file)
 }

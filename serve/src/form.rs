@@ -20,8 +20,8 @@ pub(super) fn form(
         ("json_schema", Some(schema)) => Ok(Some(json_of(schema))),
         ("json_schema", None) => Err(ApiError::invalid(schema_field, format!("`{schema_field}` is missing"))),
         (other, _) => {
-            let told = format!("`{field}.type` is `{}`, which is unknown", shortened(other));
-            Err(ApiError::invalid(format!("{field}.type"), told).hint("expected text, json_object or json_schema"))
+            let message = format!("`{field}.type` is `{}`, which is unknown", shortened(other));
+            Err(ApiError::invalid(format!("{field}.type"), message).hint("expected text, json_object or json_schema"))
         }
     }
 }

@@ -10,7 +10,7 @@ use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
-    access::Used, body::BodyPermit, error::ApiError, header_params::HeaderParams, openai::usage::UsageTold,
+    access::Used, body::BodyPermit, error::ApiError, header_params::HeaderParams, openai::usage::UsageBody,
     options::ServeOptions,
 };
 
@@ -66,8 +66,8 @@ impl Held {
     }
 
     /// Records the token usage, after all replies have ended.
-    pub(super) fn used(&self, usage: UsageTold) {
-        self.used.tell(usage);
+    pub(super) fn used(&self, usage: UsageBody) {
+        self.used.record(usage);
     }
 }
 

@@ -49,7 +49,7 @@ impl Socket for TlsStream<TcpStream> {
 pub(super) struct HalfClosed<S> {
     stream: S,
     /// Time of the last received bytes.
-    heard: Option<Instant>,
+    last_received: Option<Instant>,
     /// Timer for the next check, if an end of input was hidden.
     check: Option<Pin<Box<Sleep>>>,
     ended: Arc<Notify>,
@@ -59,7 +59,7 @@ impl<S> HalfClosed<S> {
     /// Wraps a stream. `ended` is notified when a half-close is hidden, because the client will
     /// send no further request.
     pub(super) fn new(stream: S, ended: Arc<Notify>) -> Self {
-        HalfClosed { stream, heard: None, check: None, ended }
+        HalfClosed { stream, last_received: None, check: None, ended }
     }
 }
 
@@ -92,10 +92,10 @@ impl<S: AsyncRead + Socket + Unpin> AsyncRead for HalfClosed<S> {
             return read;
         }
         if buffer.filled().len() > before {
-            self.heard = Some(Instant::now());
+            self.last_received = Some(Instant::now());
             return read;
         }
-        if self.heard.is_none_or(|heard| heard.elapsed() > WITH_REQUEST) {
+        if self.last_received.is_none_or(|last_received| last_received.elapsed() > WITH_REQUEST) {
             return read;
         }
         self.ended.notify_one();
@@ -159,8 +159,8 @@ mod tests {
             theirs.shutdown().await.expect("the stream closes");
             let read = timeout(Duration::from_secs(60), ours.read(&mut [0; 3])).await;
             assert_eq!(read.is_err(), is_kept_back, "{pause_ms} ms");
-            let told = timeout(Duration::from_secs(1), ended.notified()).await;
-            assert_eq!(told.is_ok(), is_kept_back, "{pause_ms} ms");
+            let is_kept = timeout(Duration::from_secs(1), ended.notified()).await;
+            assert_eq!(is_kept.is_ok(), is_kept_back, "{pause_ms} ms");
         }
         let (ours, theirs) = duplex(64);
         drop(theirs);

@@ -40,9 +40,9 @@ impl HeaderParams {
         {
             let name = value.to_str().unwrap_or_default();
             if !(1..=Tenant::BYTES_MAX).contains(&name.len()) {
-                let told =
+                let message =
                     format!("`{TENANT}` is invalid; expected 1 to {} printable ASCII characters", Tenant::BYTES_MAX);
-                return Err(ApiError::invalid(TENANT, told));
+                return Err(ApiError::invalid(TENANT, message));
             }
             header_params.tenant = Some(name.to_owned());
         }
@@ -50,8 +50,8 @@ impl HeaderParams {
             let Some(value) = headers.get(name) else { continue };
             let text = value.to_str().unwrap_or_default();
             let milliseconds = text.trim().parse::<u64>().map_err(|_| {
-                let told = format!("`{name}` is `{}`; expected a whole number of milliseconds", shortened(text));
-                ApiError::invalid(name, told).hint("0 sets no deadline")
+                let message = format!("`{name}` is `{}`; expected a whole number of milliseconds", shortened(text));
+                ApiError::invalid(name, message).hint("0 sets no deadline")
             })?;
             *deadline = Some(if milliseconds == 0 { Duration::MAX } else { Duration::from_millis(milliseconds) });
         }

@@ -22,16 +22,16 @@ use super::{
 /// Returns 200 while all models accept requests and the server is not shutting down. Models that
 /// failed to load are ignored, unless no other model exists. Otherwise returns 503.
 pub(super) async fn ready(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    told(&shared, &headers, |live, ready| live && ready).await
+    answer(&shared, &headers, |live, ready| live && ready).await
 }
 
 /// Returns 200 while all runtimes are alive, and otherwise 503. A runtime that has died returns
 /// only with a restart of the process.
 pub(super) async fn live(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    told(&shared, &headers, |live, _| live).await
+    answer(&shared, &headers, |live, _| live).await
 }
 
-async fn told(shared: &Shared, headers: &HeaderMap, is_well: impl Fn(bool, bool) -> bool) -> Response {
+async fn answer(shared: &Shared, headers: &HeaderMap, is_well: impl Fn(bool, bool) -> bool) -> Response {
     let all = join_all(shared.served.iter().map(|served| served.runtime.health())).await;
     let health: Health = all.into_iter().collect();
     let entries = shared.models.all();

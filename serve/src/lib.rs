@@ -67,5 +67,5 @@ pub use access::ACCESS_LOG;
 pub use listen::{ListenError, Server, TlsFiles};
 pub use models::ModelState;
 pub use options::{KeyError, ServeOptions};
-pub use picture_reader::{NotRead, ReadPictures};
+pub use picture_reader::{PictureReadError, ReadPictures};
 pub use state::Service;

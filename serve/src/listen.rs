@@ -208,7 +208,7 @@ impl Accepting {
             };
             match self.places.take(address.ip(), Kind::Usual) {
                 Some(place) => drop(running.spawn(self.connection(stream, place))),
-                None => errors.tell(
+                None => errors.warn(
                     "a connection was closed: too many are open; raise --connections or --connections-per-address",
                 ),
             }
@@ -277,17 +277,17 @@ impl Limits {
 /// Rate-limited log of connection errors, which may arrive by the thousand.
 #[derive(Default)]
 struct Errors {
-    told: Option<Instant>,
+    last_logged: Option<Instant>,
     untold: usize,
 }
 
 impl Errors {
-    fn tell(&mut self, error: &str) {
-        if self.told.is_some_and(|told| told.elapsed() < LOGGED_EVERY) {
+    fn warn(&mut self, error: &str) {
+        if self.last_logged.is_some_and(|last_logged| last_logged.elapsed() < LOGGED_EVERY) {
             self.untold += 1;
             return;
         }
-        self.told = Some(Instant::now());
+        self.last_logged = Some(Instant::now());
         tracing::warn!(error, others = std::mem::take(&mut self.untold), "a connection could not be served");
     }
 }
@@ -300,7 +300,7 @@ async fn accept(listener: &TcpListener, errors: &mut Errors) -> (TcpStream, Sock
         match listener.accept().await {
             Ok(accepted) => return accepted,
             Err(error) => {
-                errors.tell(&error.to_string());
+                errors.warn(&error.to_string());
                 sleep_until(Instant::now() + PAUSE).await;
             }
         }

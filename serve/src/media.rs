@@ -21,7 +21,7 @@ use super::{
     body::{self, BodyPermit, LARGE},
     data_uri::{self, DataUri},
     error::ApiError,
-    film::Film,
+    film::VideoSource,
     models::shortened,
     state::Shared,
 };
@@ -75,23 +75,23 @@ impl Sizes {
 /// A picture or video that was read.
 pub(super) enum LoadedMedia {
     Picture(Image),
-    Film(Video),
+    Video(Video),
 }
 
 /// A picture or video in a request, before it is read.
 pub(super) struct Link {
     /// Request field that contains the link.
     param: String,
-    what: What,
+    kind: MediaKind,
     sizes: Sizes,
     is_low: bool,
 }
 
-enum What {
+enum MediaKind {
     Picture(Source),
     Frames(Vec<Source>, f64),
     /// A video file, or a folder of frames, with the frames per second.
-    Film(Source, f64),
+    Video(Source, f64),
 }
 
 enum Source {
@@ -102,13 +102,13 @@ enum Source {
 }
 
 impl Link {
-    fn new(param: String, what: What) -> Self {
-        Link { param, what, sizes: Sizes::default(), is_low: false }
+    fn new(param: String, kind: MediaKind) -> Self {
+        Link { param, kind, sizes: Sizes::default(), is_low: false }
     }
 
     pub(super) fn picture(param: String, url: &str) -> Result<Self, ApiError> {
         let source = source(&param, url)?;
-        Ok(Link::new(param, What::Picture(source)))
+        Ok(Link::new(param, MediaKind::Picture(source)))
     }
 
     /// Sets the sizes. A `detail` of `low` makes the picture coarser; `high` and `auto`
@@ -123,27 +123,27 @@ impl Link {
 
     /// Whether the link is a video: a file, or frames.
     pub(super) fn is_film(&self) -> bool {
-        !matches!(self.what, What::Picture(_))
+        !matches!(self.kind, MediaKind::Picture(_))
     }
 
     /// Number of pictures, as far as it is known before reading. A video file counts as one
     /// picture.
     fn pictures(&self) -> usize {
-        match &self.what {
-            What::Picture(_) | What::Film(..) => 1,
-            What::Frames(frames, _) => frames.len(),
+        match &self.kind {
+            MediaKind::Picture(_) | MediaKind::Video(..) => 1,
+            MediaKind::Frames(frames, _) => frames.len(),
         }
     }
 
     /// Whether [`ModelFacts`] are needed to read the link.
     pub(super) fn wants_facts(&self) -> bool {
-        self.is_low || matches!(self.what, What::Film(..))
+        self.is_low || matches!(self.kind, MediaKind::Video(..))
     }
 
     /// Creates a link to a picture that the request contains in base64.
     pub(super) fn base64(param: String, data: &str) -> Result<Self, ApiError> {
         let source = decoded(&param, data)?;
-        Ok(Link::new(param, What::Picture(source)))
+        Ok(Link::new(param, MediaKind::Picture(source)))
     }
 
     /// Creates a link to a video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, a video file, or a
@@ -160,17 +160,17 @@ impl Link {
                 ));
             }
             let frames: Result<Vec<_>, _> = frames.split(',').map(|frame| decoded(&param, frame)).collect();
-            let what = What::Frames(frames?, fps);
-            return Ok(Link::new(param, what));
+            let kind = MediaKind::Frames(frames?, fps);
+            return Ok(Link::new(param, kind));
         }
         let source = source(&param, url)?;
-        Ok(Link::new(param, What::Film(source, fps)))
+        Ok(Link::new(param, MediaKind::Video(source, fps)))
     }
 
     pub(super) fn frames(param: String, frames: &[String], fps: Option<f64>) -> Result<Self, ApiError> {
         let sources: Result<Vec<_>, _> = frames.iter().map(|frame| source(&param, frame)).collect();
-        let what = What::Frames(sources?, fps.unwrap_or(USUAL_FPS));
-        Ok(Link::new(param, what))
+        let kind = MediaKind::Frames(sources?, fps.unwrap_or(USUAL_FPS));
+        Ok(Link::new(param, kind))
     }
 }
 
@@ -196,14 +196,14 @@ fn source(param: &str, url: &str) -> Result<Source, ApiError> {
         "file" => Ok(Source::File(rest.strip_prefix("//").unwrap_or(rest).to_owned())),
         "http" | "https" => Ok(Source::Url(url.trim_ascii().to_owned())),
         _ => {
-            let told = format!("`{}` is not a URL that this server can read", shortened(url));
-            Err(ApiError::invalid(param, told).hint("send a data URI: `data:image/png;base64,…`"))
+            let message = format!("`{}` is not a URL that this server can read", shortened(url));
+            Err(ApiError::invalid(param, message).hint("send a data URI: `data:image/png;base64,…`"))
         }
     }
 }
 
-fn broken(param: &str, told: &str) -> ApiError {
-    ApiError::invalid(param, told).hint("send `data:image/png;base64,` and the bytes of the file in base64")
+fn broken(param: &str, message: &str) -> ApiError {
+    ApiError::invalid(param, message).hint("send `data:image/png;base64,` and the bytes of the file in base64")
 }
 
 fn decoded(param: &str, text: &str) -> Result<Source, ApiError> {
@@ -227,13 +227,13 @@ pub(super) async fn read(
 ) -> Result<Vec<LoadedMedia>, ApiError> {
     let count: usize = links.iter().map(Link::pictures).sum();
     if let Some(link) = links.last().filter(|_| count > PICTURES_MAX) {
-        let told = format!("the request has {count} pictures and frames; the limit is {PICTURES_MAX}");
-        return Err(ApiError::invalid(link.param.clone(), told));
+        let message = format!("the request has {count} pictures and frames; the limit is {PICTURES_MAX}");
+        return Err(ApiError::invalid(link.param.clone(), message));
     }
     let bytes = shared.options.body_bytes;
     let (share, taken) = (FilmShare::of(&links, facts, bytes), Mutex::new(room));
     let reading = &Reading { shared, left: AtomicU64::new(bytes.0), share, room: taken };
-    stream::iter(links).map(|link| see(link, facts, reading)).buffered(AT_ONCE).try_collect().await
+    stream::iter(links).map(|link| load(link, facts, reading)).buffered(AT_ONCE).try_collect().await
 }
 
 /// Limits of each video file of a request.
@@ -247,10 +247,10 @@ impl FilmShare {
     /// Divides the frames that the model accepts, less the frames that the request contains, and
     /// half of `bytes` evenly among the video files.
     fn of(links: &[Link], facts: Option<&ModelFacts>, bytes: Bytes) -> Self {
-        let films = links.iter().filter(|link| matches!(link.what, What::Film(..))).count().max(1);
-        let given = links.iter().map(|link| match &link.what {
-            What::Frames(frames, _) => frames.len(),
-            What::Picture(_) | What::Film(..) => 0,
+        let films = links.iter().filter(|link| matches!(link.kind, MediaKind::Video(..))).count().max(1);
+        let given = links.iter().map(|link| match &link.kind {
+            MediaKind::Frames(frames, _) => frames.len(),
+            MediaKind::Picture(_) | MediaKind::Video(..) => 0,
         });
         let most = facts.map_or(0, |facts| facts.video_frames).min(PICTURES_MAX);
         let frames_max = most.saturating_sub(given.sum()) / films;
@@ -258,32 +258,32 @@ impl FilmShare {
     }
 }
 
-async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> Result<LoadedMedia, ApiError> {
-    let Link { param, what, sizes, is_low } = link;
+async fn load(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> Result<LoadedMedia, ApiError> {
+    let Link { param, kind, sizes, is_low } = link;
     let sizes = facts.filter(|_| is_low).map_or(sizes, |facts| sizes.low(facts));
-    match what {
-        What::Picture(source) => Ok(LoadedMedia::Picture(sizes.apply(picture(source, &param, reading).await?))),
-        What::Frames(sources, fps) => {
+    match kind {
+        MediaKind::Picture(source) => Ok(LoadedMedia::Picture(sizes.apply(picture(source, &param, reading).await?))),
+        MediaKind::Frames(sources, fps) => {
             let mut frames = Vec::with_capacity(sources.len());
             for source in sources {
                 frames.push(picture(source, &param, reading).await?);
             }
-            Ok(LoadedMedia::Film(Video::from_frames(frames, fps)))
+            Ok(LoadedMedia::Video(Video::from_frames(frames, fps)))
         }
-        What::Film(Source::Bytes(bytes), fps) => reading.film(Film::Bytes(bytes), fps, &param).await,
-        What::Film(Source::Url(url), fps) => {
+        MediaKind::Video(Source::Bytes(bytes), fps) => reading.film(VideoSource::Bytes(bytes), fps, &param).await,
+        MediaKind::Video(Source::Url(url), fps) => {
             let bytes = reading.shared.fetcher.fetch(&url, &param).await?;
             reading.count(bytes.len() as u64, &param)?;
-            reading.film(Film::Bytes(bytes.into()), fps, &param).await
+            reading.film(VideoSource::Bytes(bytes.into()), fps, &param).await
         }
-        What::Film(Source::File(name), fps) => match reading.look(&param, name).await? {
-            LocalMedia::Film(file) => reading.film(Film::File(file), fps, &param).await,
+        MediaKind::Video(Source::File(name), fps) => match reading.open_local(&param, name).await? {
+            LocalMedia::Video(file) => reading.film(VideoSource::File(file), fps, &param).await,
             LocalMedia::Frames(files) => {
                 let mut frames = Vec::with_capacity(files.len());
                 for file in files {
                     frames.push(reading.open(file, &param).await?);
                 }
-                Ok(LoadedMedia::Film(Video::from_frames(frames, fps)))
+                Ok(LoadedMedia::Video(Video::from_frames(frames, fps)))
             }
         },
     }
@@ -317,7 +317,7 @@ struct Reading<'s> {
 
 /// A video file or a folder below the media root.
 enum LocalMedia {
-    Film(File),
+    Video(File),
     /// The pictures in a folder, sorted by name.
     Frames(Vec<PathBuf>),
 }
@@ -327,8 +327,8 @@ impl Reading<'_> {
         let taken = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
         let limit = self.shared.options.body_bytes;
         taken.map_err(|_| {
-            let told = format!("the pictures of this request are too large; the limit for all of them is {limit}");
-            ApiError::invalid(param, told).hint("send fewer or smaller pictures")
+            let message = format!("the pictures of this request are too large; the limit for all of them is {limit}");
+            ApiError::invalid(param, message).hint("send fewer or smaller pictures")
         })?;
         let more = self.shared.bodies.room(bytes)?;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
@@ -355,20 +355,20 @@ impl Reading<'_> {
     }
 
     /// Opens the video file, or lists the folder, with this name.
-    async fn look(&self, param: &str, name: String) -> Result<LocalMedia, ApiError> {
+    async fn open_local(&self, param: &str, name: String) -> Result<LocalMedia, ApiError> {
         let root = self.shared.options.media_root.clone();
         let look = move |param: &str| {
             let found = allowed_file(&name, param, root.as_deref())?;
             if found.is_dir() {
                 files_of(&found, param, root.as_deref()).map(LocalMedia::Frames)
             } else {
-                plain(&found, param).map(LocalMedia::Film)
+                plain(&found, param).map(LocalMedia::Video)
             }
         };
         self.on_disk(param, look).await
     }
 
-    async fn film(&self, film: Film, fps: f64, param: &str) -> Result<LoadedMedia, ApiError> {
+    async fn film(&self, source: VideoSource, fps: f64, param: &str) -> Result<LoadedMedia, ApiError> {
         let FilmShare { frames_max, bytes_max } = self.share;
         if frames_max == 0 {
             let error = ApiError::invalid(
@@ -378,9 +378,9 @@ impl Reading<'_> {
             return Err(error.hint("use a model that takes videos, or send fewer videos"));
         }
         let sampling = FrameSampling { frames_per_second: fps, frames_max, bytes_max };
-        let video = self.shared.films.read(film, sampling, param).await?;
+        let video = self.shared.films.read(source, sampling, param).await?;
         self.count(video.bytes().0, param)?;
-        Ok(LoadedMedia::Film(video))
+        Ok(LoadedMedia::Video(video))
     }
 }
 
@@ -408,8 +408,8 @@ impl Reading<'_> {
             tokio::task::spawn_blocking(work).await.map_err(died)?
         };
         tokio::time::timeout(within, reading).await.unwrap_or_else(|_| {
-            let told = format!("the file could not be read within {} s", within.as_secs());
-            Err(ApiError::invalid(param, told)
+            let message = format!("the file could not be read within {} s", within.as_secs());
+            Err(ApiError::invalid(param, message)
                 .hint("the server's disk is too slow or does not respond; try again, or send a data URI"))
         })
     }
@@ -418,7 +418,7 @@ impl Reading<'_> {
 /// Opens a regular file. `NONBLOCK` avoids a wait for a writer if the path is a pipe, or has become
 /// one since it was checked.
 fn plain(file: &Path, param: &str) -> Result<File, ApiError> {
-    let failed = |told: String| ApiError::invalid(param, told).hint("name a file with a picture or video");
+    let failed = |message: String| ApiError::invalid(param, message).hint("name a file with a picture or video");
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
@@ -433,7 +433,7 @@ fn plain(file: &Path, param: &str) -> Result<File, ApiError> {
 
 /// Resolves a name to a path below the media root.
 fn allowed_file(name: &str, param: &str, root: Option<&Path>) -> Result<PathBuf, ApiError> {
-    let refused = |told: &str, hint: &str| ApiError::invalid(param, told).hint(hint);
+    let refused = |message: &str, hint: &str| ApiError::invalid(param, message).hint(hint);
     let Some(root) = root else {
         return Err(refused(
             "this server does not read files",

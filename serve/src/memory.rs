@@ -30,11 +30,11 @@ const FRESH: Duration = Duration::from_millis(100);
 
 /// Snapshot of a runtime as JSON. A snapshot that is younger than `FRESH` is reused.
 pub(super) async fn told_text(shared: &Shared, served: &Served) -> Result<Arc<str>, ApiError> {
-    let mut last = served.last_told.0.lock().await;
+    let mut last = served.snapshot_cache.0.lock().await;
     if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
         return Ok(text.clone());
     }
-    let text: Arc<str> = told(shared, served, served.runtime.budget().measure().await)?.to_string().into();
+    let text: Arc<str> = body_of(shared, served, served.runtime.budget().measure().await)?.to_string().into();
     *last = Some((Instant::now(), text.clone()));
     Ok(text)
 }
@@ -43,10 +43,10 @@ pub(super) async fn told_text(shared: &Shared, served: &Served) -> Result<Arc<st
 /// the number of requests of each model on any device.
 pub(super) async fn snapshot(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Value>, ApiError> {
     let served = Fields::of(&uri, OF_DEVICE)?.served(&shared)?;
-    told(&shared, served, served.runtime.budget().snapshot().await).map(Json)
+    body_of(&shared, served, served.runtime.budget().snapshot().await).map(Json)
 }
 
-fn told(shared: &Shared, served: &Served, snapshot: Result<Snapshot, AskError>) -> Result<Value, ApiError> {
+fn body_of(shared: &Shared, served: &Served, snapshot: Result<Snapshot, AskError>) -> Result<Value, ApiError> {
     let snapshot = snapshot.map_err(|error| ApiError::unavailable(error.to_string()))?;
     let mut models = Vec::new();
     for entry in shared.models.all() {
@@ -89,10 +89,10 @@ pub(super) async fn events(State(shared): State<Arc<Shared>>, uri: Uri) -> Resul
     let mut looks = interval(EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (events, latest) = (runtime.events(), runtime.recent_events());
-    let told = latest.last().map_or(0, |recorded| recorded.number);
+    let last_sent = latest.last().map_or(0, |recorded| recorded.number);
     let keep_alive = shared.options.keep_alive;
     let latest = stream::iter(latest).map(|recorded| sse::named("event", &recorded));
-    Ok(sse::response(latest.chain(watched(Watch { shared, fields, events, told, looks })), keep_alive))
+    Ok(sse::response(latest.chain(watched(Watch { shared, fields, events, last_sent, looks })), keep_alive))
 }
 
 struct Watch {
@@ -100,7 +100,7 @@ struct Watch {
     fields: Fields,
     events: Events,
     /// Number of the last event that was sent when the stream started.
-    told: u64,
+    last_sent: u64,
     looks: Interval,
 }
 
@@ -118,7 +118,7 @@ fn watched(watch: Watch) -> impl Stream<Item = Event> {
             }
             event = watch.events.next() => match event {
                 // The event was already sent at the start. Clients ignore comments.
-                Some(Ok(recorded)) if recorded.number <= watch.told => Event::default().comment("told"),
+                Some(Ok(recorded)) if recorded.number <= watch.last_sent => Event::default().comment("sent before"),
                 Some(Ok(recorded)) => sse::named("event", &recorded),
                 Some(Err(missed)) => missed_event(missed),
                 None => return None,

@@ -203,10 +203,10 @@ mod tests {
         for name in ["b", "b2"] {
             for error in [models.ready(Some(name)).map(drop), models.listed(name).map(drop)] {
                 let error = error.expect_err("the model failed");
-                let told = error.body(crate::error::Shape::OpenAi)["error"].clone();
-                assert_eq!((error.status.as_u16(), told["code"].as_str()), (404, Some("model_not_found")));
-                let told = told["message"].as_str().unwrap_or_default();
-                assert!(told.contains("failed to load: no such folder (expected one of: a)"), "{told}");
+                let message = error.body(crate::error::Shape::OpenAi)["error"].clone();
+                assert_eq!((error.status.as_u16(), message["code"].as_str()), (404, Some("model_not_found")));
+                let message = message["message"].as_str().unwrap_or_default();
+                assert!(message.contains("failed to load: no such folder (expected one of: a)"), "{message}");
             }
         }
         assert_eq!(models.find(None).expect("the only model that serves is found").names[0], "a");

@@ -50,25 +50,25 @@ fn made() -> Value {
         count,
         None,
     );
-    let (asked, told) = (pages.schema::<Fields>(), json!({"type": "object"}));
+    let (request, answer) = (pages.schema::<Fields>(), json!({"type": "object"}));
     pages.post(
         "/v1/responses",
         "Create a response (OpenAI API), whole, streamed or in the background",
-        asked,
-        told.clone(),
-        Some(told),
+        request,
+        answer.clone(),
+        Some(answer),
     );
     let text = json!({"allOf": [pages.schema::<TokenizeFields>(), {"required": ["prompt"]}]});
-    let (asked, told) = (json!({"anyOf": [text, pages.schema::<ChatFields>()]}), pages.schema::<Tokenized>());
-    pages.post("/tokenize", "Tokenize a text or a chat", asked, told, None);
-    let (asked, told) = (pages.schema::<DetokenizeRequest>(), pages.schema::<Detokenized>());
-    pages.post("/detokenize", "Convert tokens to text", asked, told, None);
-    let (asked, told) = (pages.schema::<Drill>(), pages.schema::<Taken>());
+    let (request, answer) = (json!({"anyOf": [text, pages.schema::<ChatFields>()]}), pages.schema::<Tokenized>());
+    pages.post("/tokenize", "Tokenize a text or a chat", request, answer, None);
+    let (request, answer) = (pages.schema::<DetokenizeRequest>(), pages.schema::<Detokenized>());
+    pages.post("/detokenize", "Convert tokens to text", request, answer, None);
+    let (request, answer) = (pages.schema::<Drill>(), pages.schema::<Taken>());
     pages.post(
         "/v1/budget/other_process",
         "Drill on a host device: simulate another process that takes memory",
-        asked,
-        told,
+        request,
+        answer,
         None,
     );
     for (path, summary) in [
@@ -121,14 +121,14 @@ impl Pages {
         self.generator.subschema_for::<T>().to_value()
     }
 
-    fn post(&mut self, path: &str, summary: &str, asked: Value, told: Value, streamed: Option<Value>) {
-        let mut content = json!({"application/json": {"schema": told}});
+    fn post(&mut self, path: &str, summary: &str, request: Value, answer: Value, streamed: Option<Value>) {
+        let mut content = json!({"application/json": {"schema": answer}});
         if let Some(streamed) = streamed {
             content["text/event-stream"] = json!({"schema": streamed});
         }
         let operation = json!({
             "summary": summary,
-            "requestBody": {"required": true, "content": {"application/json": {"schema": asked}}},
+            "requestBody": {"required": true, "content": {"application/json": {"schema": request}}},
             "responses": {"200": {"description": "Success", "content": content}, "default": error()},
         });
         self.add(path, "post", operation);

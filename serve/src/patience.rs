@@ -100,10 +100,10 @@ mod tests {
         let (ours, mut theirs) = duplex(4);
         let mut ours = Patient::new(ours, patience);
         let writing = tokio::spawn(async move { ours.write_all(b"twelve bytes").await });
-        let mut heard = [0; 4];
+        let mut buffer = [0; 4];
         for _ in 0..2 {
             sleep_until(Instant::now() + Duration::from_secs(9)).await;
-            theirs.read_exact(&mut heard).await.expect("the bytes arrive");
+            theirs.read_exact(&mut buffer).await.expect("the bytes arrive");
         }
         assert!(writing.await.expect("the write ends").is_ok(), "each single wait was shorter than the limit");
         let (ours, _theirs) = duplex(4);

@@ -22,24 +22,24 @@ pub struct ReadPictures {
 /// Why a picture was not read: its host or folder is not allowed, it is too large, or it
 /// is not a picture.
 #[derive(Clone, Debug)]
-pub struct NotRead(ApiError);
+pub struct PictureReadError(ApiError);
 
-impl NotRead {
+impl PictureReadError {
     /// Whether a retry may succeed, because the server only lacked memory or a thread.
     pub fn is_busy(&self) -> bool {
         self.0.status.is_server_error()
     }
 }
 
-impl fmt::Display for NotRead {
+impl fmt::Display for PictureReadError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.0.message())
     }
 }
 
-impl std::error::Error for NotRead {}
+impl std::error::Error for PictureReadError {}
 
-impl Hint for NotRead {
+impl Hint for PictureReadError {
     type Text = String;
 
     fn hint(&self) -> String {
@@ -54,15 +54,17 @@ impl Service {
     /// Intended for servers with other protocols. The pictures are not decoded.
     ///
     /// # Errors
-    /// [`NotRead`] for the first picture that could not be read.
-    pub async fn read_pictures(&self, urls: &[impl AsRef<str>]) -> Result<ReadPictures, NotRead> {
+    /// [`PictureReadError`] for the first picture that could not be read.
+    pub async fn read_pictures(&self, urls: &[impl AsRef<str>]) -> Result<ReadPictures, PictureReadError> {
         let link = |(at, url): (usize, &_)| Link::picture(format!("pictures[{at}]"), AsRef::<str>::as_ref(url));
         let links: Result<Vec<_>, _> = urls.iter().enumerate().map(link).collect();
         let mut room = None;
-        let seen = media::read(links.map_err(NotRead)?, None, self.shared(), &mut room).await.map_err(NotRead)?;
+        let seen = media::read(links.map_err(PictureReadError)?, None, self.shared(), &mut room)
+            .await
+            .map_err(PictureReadError)?;
         let pictures = seen.into_iter().filter_map(|seen| match seen {
             LoadedMedia::Picture(picture) => Some(picture),
-            LoadedMedia::Film(_) => None,
+            LoadedMedia::Video(_) => None,
         });
         Ok(ReadPictures { pictures: pictures.collect(), _room: room })
     }

@@ -28,8 +28,8 @@ impl Fields {
             None => Ok(Fields(fields)),
             Some(name) => {
                 let name = shortened(name);
-                let told = format!("unknown query parameter `{name}`");
-                Err(ApiError::invalid(name, told).hint(format!("expected one of: {}", known.join(", "))))
+                let message = format!("unknown query parameter `{name}`");
+                Err(ApiError::invalid(name, message).hint(format!("expected one of: {}", known.join(", "))))
             }
         }
     }
@@ -60,9 +60,9 @@ impl Fields {
         let number = self.number("device")?.unwrap_or(0);
         let served = usize::try_from(number).ok().and_then(|number| shared.served.get(number));
         served.ok_or_else(|| {
-            let told = format!("device {number} does not exist");
+            let message = format!("device {number} does not exist");
             let last = shared.served.len() - 1;
-            ApiError::invalid("device", told)
+            ApiError::invalid("device", message)
                 .hint(format!("expected 0 to {last}; `devices` of /v1/budget lists the devices"))
         })
     }

@@ -205,8 +205,8 @@ async fn by_local_name(request: Request, next: Next) -> Response {
     if address.is_ok() || name == "localhost" || name.ends_with(".localhost") {
         return next.run(request).await;
     }
-    let told = format!("a server without API keys does not accept the host name `{}`", shortened(&name));
-    let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", told);
+    let message = format!("a server without API keys does not accept the host name `{}`", shortened(&name));
+    let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", message);
     error.hint("use localhost, or start the server with --api-key-file").response(shape_of(&request))
 }
 
@@ -222,7 +222,7 @@ async fn named(State(shared): State<Arc<Shared>>, mut request: Request, next: Ne
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).into();
     let access = Access::begin(span.clone(), method, path, route);
     request.extensions_mut().insert(access.used());
-    let is_large = body::told_bytes(request.headers()).is_some_and(|bytes| bytes >= body::LARGE as u64);
+    let is_large = body::content_length(request.headers()).is_some_and(|bytes| bytes >= body::LARGE as u64);
     let response = next.run(request).instrument(span).await;
     if is_large {
         shared.bodies.tidy_up();
@@ -277,19 +277,19 @@ pub(super) async fn only_probes(State(service): State<Service>, request: Request
 }
 
 async fn missing(request: Request) -> Response {
-    let told = format!("unknown route {} {}", request.method(), shortened(request.uri().path()));
-    ApiError::not_found(told).hint("GET /openapi.json lists all routes").into_response()
+    let message = format!("unknown route {} {}", request.method(), shortened(request.uri().path()));
+    ApiError::not_found(message).hint("GET /openapi.json lists all routes").into_response()
 }
 
 async fn unserved(request: Request) -> Response {
-    let told =
+    let message =
         format!("{} is not supported: Bursar serves chats about text and pictures", shortened(request.uri().path()));
-    ApiError::not_found(told).code("not_served").hint("use POST /v1/chat/completions").into_response()
+    ApiError::not_found(message).code("not_served").hint("use POST /v1/chat/completions").into_response()
 }
 
 async fn wrong_method(request: Request) -> Response {
-    let told = format!("{} does not support the method {}", shortened(request.uri().path()), request.method());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", told).into_response()
+    let message = format!("{} does not support the method {}", shortened(request.uri().path()), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).into_response()
 }
 
 /// Builds the response after a panic, which is a bug in Bursar. The panic's message is in the log

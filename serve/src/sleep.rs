@@ -32,7 +32,7 @@ pub(super) async fn sleep(State(shared): State<Arc<Shared>>, uri: Uri) -> Result
     })?;
     let within = fields.number("within")?.map_or(WITHIN, Duration::from_secs);
     for (_, model) in fields.models(&shared)? {
-        model.sleep(level, within).await.map_err(told)?;
+        model.sleep(level, within).await.map_err(refused)?;
     }
     Ok(().into_response())
 }
@@ -41,7 +41,7 @@ pub(super) async fn sleep(State(shared): State<Arc<Shared>>, uri: Uri) -> Result
 pub(super) async fn wake_up(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
     let fields = Fields::of(&uri, OF_MODEL)?;
     for (_, model) in fields.models(&shared)? {
-        model.wake().await.map_err(told)?;
+        model.wake().await.map_err(refused)?;
     }
     Ok(().into_response())
 }
@@ -56,11 +56,11 @@ pub(super) async fn is_sleeping(State(shared): State<Arc<Shared>>, uri: Uri) -> 
     Ok(Json(json!({"is_sleeping": is_sleeping, "levels": levels})))
 }
 
-fn told(error: SleepError) -> ApiError {
-    let told = error.to_string();
+fn refused(error: SleepError) -> ApiError {
+    let message = error.to_string();
     let api = match error {
-        SleepError::Stopped { .. } | SleepError::Unanswered(_) => ApiError::unavailable(told),
-        _ => ApiError::busy(told),
+        SleepError::Stopped { .. } | SleepError::Unanswered(_) => ApiError::unavailable(message),
+        _ => ApiError::busy(message),
     };
     api.hint(error.hint())
 }

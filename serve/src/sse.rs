@@ -20,8 +20,8 @@ pub(super) fn json(value: &impl Serialize) -> Event {
 
 /// Creates an event that is named after the `type` of its JSON, as in the APIs that name their
 /// events.
-pub(super) fn typed(told: &Value) -> Event {
-    named(told["type"].as_str().unwrap_or_default(), told)
+pub(super) fn typed(event: &Value) -> Event {
+    named(event["type"].as_str().unwrap_or_default(), event)
 }
 
 /// Creates an event with a name. The name precedes the data, because some clients do not look for a
@@ -35,19 +35,19 @@ pub(super) fn done() -> Event {
     Event::default().data("[DONE]")
 }
 
-/// Converts each item of `heard` to events with `tell`, until `tell` returns that the
+/// Converts each item of `items` to events with `encode`, until `encode` returns that the
 /// item was the last.
-pub(super) fn told<H: Send, S: Send>(
-    heard: impl Stream<Item = H> + Send + Unpin,
+pub(super) fn encoded<H: Send, S: Send>(
+    items: impl Stream<Item = H> + Send + Unpin,
     state: S,
-    tell: impl Fn(&mut S, H) -> (Vec<Event>, bool) + Copy + Send + Sync,
+    encode: impl Fn(&mut S, H) -> (Vec<Event>, bool) + Copy + Send + Sync,
 ) -> impl Stream<Item = Event> + Send {
-    let events = stream::unfold((heard, Some(state)), move |(mut heard, state)| async move {
+    let events = stream::unfold((items, Some(state)), move |(mut items, state)| async move {
         let mut state = state?;
         loop {
-            let (events, is_last) = tell(&mut state, heard.next().await?);
+            let (events, is_last) = encode(&mut state, items.next().await?);
             if is_last || !events.is_empty() {
-                return Some((events, (heard, (!is_last).then_some(state))));
+                return Some((events, (items, (!is_last).then_some(state))));
             }
         }
     });

@@ -40,17 +40,17 @@ impl fmt::Debug for Service {
 
 /// The last snapshot as JSON, and the time when it was taken.
 #[derive(Default)]
-pub(super) struct LastTold(pub(super) Mutex<Option<(Instant, Arc<str>)>>);
+pub(super) struct SnapshotCache(pub(super) Mutex<Option<(Instant, Arc<str>)>>);
 
 /// A runtime whose models are served.
 pub(super) struct Served {
     pub(super) runtime: Runtime,
-    pub(super) last_told: LastTold,
+    pub(super) snapshot_cache: SnapshotCache,
 }
 
 impl Served {
     fn of(runtime: &Runtime) -> Self {
-        Served { runtime: runtime.clone(), last_told: LastTold::default() }
+        Served { runtime: runtime.clone(), snapshot_cache: SnapshotCache::default() }
     }
 }
 
@@ -109,7 +109,7 @@ impl Service {
         Service::over(std::slice::from_ref(runtime), options)
     }
 
-    /// Creates a service for several runtimes with separate devices ([`Placing`](bursar::Placing)).
+    /// Creates a service for several runtimes with separate devices ([`PlacementRequest`](bursar::PlacementRequest)).
     /// No two models may have the same name.
     ///
     /// # Panics

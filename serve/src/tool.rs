@@ -39,9 +39,9 @@ impl LeftOut {
             ToolChoice::Auto | ToolChoice::None => None,
         };
         let Some(name) = forced else { return Ok(()) };
-        let told =
+        let message =
             format!("`tool_choice` forces a call of `{}`, but this server does not call tools itself", shortened(name));
-        Err(ApiError::invalid("tool_choice", told).hint("force a function that the client calls"))
+        Err(ApiError::invalid("tool_choice", message).hint("force a function that the client calls"))
     }
 }
 

@@ -35,7 +35,7 @@ const RENAMED: [(&str, &str, &str); 23] = [
 /// Appends vLLM's series to the text of Bursar's metrics.
 pub(super) fn with_vllm_names(ours: String) -> String {
     let series: Vec<Series<'_>> = ours.lines().filter_map(Series::read).collect();
-    let mut told = String::new();
+    let mut text = String::new();
     for (name, theirs, kind) in RENAMED {
         let is_it = |series: &&Series<'_>| match series.name.strip_prefix(name) {
             Some("") => kind != "histogram",
@@ -46,31 +46,31 @@ pub(super) fn with_vllm_names(ours: String) -> String {
             let part = &series.name[name.len()..];
             (format!("vllm:{theirs}{part}"), series.labels_as_theirs(), series.value.to_owned())
         });
-        tell(&mut told, theirs, kind, lines);
+        write_series(&mut text, theirs, kind, lines);
     }
     let shares = shares(&series);
-    tell(&mut told, "kv_cache_usage_perc", "gauge", shares.into_iter());
+    write_series(&mut text, "kv_cache_usage_perc", "gauge", shares.into_iter());
     let preempted = sums(&series, "bursar_preemptions_total", |_| Some(String::new()));
     let preempted = preempted
         .into_iter()
         .map(|((model, _), count)| ("vllm:num_preemptions_total".to_owned(), labels_of(&model), count.to_string()));
-    tell(&mut told, "num_preemptions_total", "counter", preempted);
+    write_series(&mut text, "num_preemptions_total", "counter", preempted);
     let ended = sums(&series, "bursar_requests_total", |reason| finished(reason).map(str::to_owned));
     let ended = ended.into_iter().map(|((model, reason), count)| {
         let labels = format!("{},finished_reason=\"{reason}\"", labels_of(&model));
         ("vllm:request_success_total".to_owned(), labels, count.to_string())
     });
-    tell(&mut told, "request_success_total", "counter", ended);
-    ours + &told
+    write_series(&mut text, "request_success_total", "counter", ended);
+    ours + &text
 }
 
-fn tell(told: &mut String, name: &str, kind: &str, lines: impl Iterator<Item = (String, String, String)>) {
+fn write_series(text: &mut String, name: &str, kind: &str, lines: impl Iterator<Item = (String, String, String)>) {
     let mut lines = lines.peekable();
     if lines.peek().is_some() {
-        *told += &format!("# TYPE vllm:{name} {kind}\n");
+        *text += &format!("# TYPE vllm:{name} {kind}\n");
     }
     for (name, labels, value) in lines {
-        *told += &format!("{name}{{{labels}}} {value}\n");
+        *text += &format!("{name}{{{labels}}} {value}\n");
     }
 }
 
@@ -165,8 +165,8 @@ mod tests {
                     bursar_requests_total{model=\"a\",reason=\"refused\"} 9\n\
                     bursar_preemptions_total{model=\"a\",reason=\"blocks\"} 1\n\
                     bursar_preemptions_total{model=\"a\",reason=\"shrink\"} 2\n";
-        let told = with_vllm_names(ours.to_owned());
-        assert!(told.starts_with(ours));
+        let series = with_vllm_names(ours.to_owned());
+        assert!(series.starts_with(ours));
         for line in [
             "# TYPE vllm:num_requests_running gauge",
             "vllm:num_requests_running{model_name=\"a\",engine=\"0\"} 3",
@@ -178,8 +178,8 @@ mod tests {
             "vllm:request_success_total{model_name=\"a\",engine=\"0\",finished_reason=\"error\"} 1",
             "vllm:num_preemptions_total{model_name=\"a\",engine=\"0\"} 3",
         ] {
-            assert!(told.lines().any(|told| told == line), "{line}\n{told}");
+            assert!(series.lines().any(|other| other == line), "{line}\n{series}");
         }
-        assert!(!told.contains(" 9\nvllm") && !told.contains("\"refused\"} 9\nvllm"), "{told}");
+        assert!(!series.contains(" 9\nvllm") && !series.contains("\"refused\"} 9\nvllm"), "{series}");
     }
 }

@@ -93,14 +93,14 @@ fn comments_name_their_subject() {
     for (name, text) in FOLDERS.iter().flat_map(|folder| sources(folder)) {
         // A line may continue a sentence of the line before.
         let mut before = (0, "", ".");
-        for comment @ (line, kind, told) in comments(&text) {
+        for comment @ (line, kind, words) in comments(&text) {
             let continues =
                 before.0 + 1 == line && before.1 == kind && !before.2.is_empty() && !before.2.ends_with('.');
-            let opens = !continues && OPENINGS.iter().any(|opening| told.starts_with(opening));
-            let has_phrase = PHRASES.iter().any(|phrase| told.contains(phrase));
-            let is_allowed = ALLOWED.iter().any(|(file, words)| name == *file && told.contains(words));
+            let opens = !continues && OPENINGS.iter().any(|opening| words.starts_with(opening));
+            let has_phrase = PHRASES.iter().any(|phrase| words.contains(phrase));
+            let is_allowed = ALLOWED.iter().any(|(file, allowed)| name == *file && words.contains(allowed));
             if (opens || has_phrase) && !is_allowed {
-                found.push(format!("{name}:{line}: {told}"));
+                found.push(format!("{name}:{line}: {words}"));
             }
             before = comment;
         }
@@ -117,15 +117,16 @@ fn docs_say_more_than_a_name() {
             let lines: Vec<&str> = text.lines().map(str::trim).collect();
             let is_doc = |at: usize| lines.get(at).is_some_and(|line| line.starts_with("///"));
             for at in (0..lines.len()).filter(|&at| is_doc(at)) {
-                let (is_whole, told) = (!at.checked_sub(1).is_some_and(is_doc) && !is_doc(at + 1), &lines[at][3..]);
+                let (is_whole, comment) = (!at.checked_sub(1).is_some_and(is_doc) && !is_doc(at + 1), &lines[at][3..]);
                 // A doc with a unit, a shape, a number or a link says more than a name.
-                let is_useful =
-                    told.contains(['`', '[', '%', '<']) || told.contains(char::is_numeric) || told.contains(" per ");
+                let is_useful = comment.contains(['`', '[', '%', '<'])
+                    || comment.contains(char::is_numeric)
+                    || comment.contains(" per ");
                 // Short docs are allowed if they are program output or document the public facade.
                 let is_shown = lines.get(at + 1).is_some_and(|next| next.starts_with("#[") || next.starts_with("pub "))
                     || text.contains("ValueEnum");
-                if is_whole && !is_useful && !is_shown && told.split_whitespace().count() < WORDS_MIN {
-                    found.push(format!("{name}:{}: {told}", at + 1));
+                if is_whole && !is_useful && !is_shown && comment.split_whitespace().count() < WORDS_MIN {
+                    found.push(format!("{name}:{}: {comment}", at + 1));
                 }
             }
         }

@@ -203,11 +203,11 @@ fn in_one_line(text: &str) -> String {
 
 #[test]
 fn numbers_in_pages_equal_those_in_the_code() {
-    for (page, told, file, code) in NUMBERS {
-        assert!(in_one_line(&read(page)).contains(told), "{page} no longer says \"{told}\" ({file}: {code})");
+    for (page, statement, file, code) in NUMBERS {
+        assert!(in_one_line(&read(page)).contains(statement), "{page} no longer says \"{statement}\" ({file}: {code})");
         assert!(
             read(file).contains(code),
-            "{file} no longer has `{code}`: correct \"{told}\" in {page}, then this row"
+            "{file} no longer has `{code}`: correct \"{statement}\" in {page}, then this row"
         );
     }
     let page = in_one_line(&read("ARCHITECTURE.md"));
@@ -226,8 +226,8 @@ fn restart_limits_in_the_architecture_page_match_the_code() {
             0 => "no wait".to_owned(),
             milliseconds => format!("first wait {milliseconds} ms"),
         };
-        let told = format!("{} within {} s, {wait}", limit.restarts_max, limit.within.as_secs());
-        assert!(page.contains(&told), "ARCHITECTURE.md says \"{told}\"");
+        let message = format!("{} within {} s, {wait}", limit.restarts_max, limit.within.as_secs());
+        assert!(page.contains(&message), "ARCHITECTURE.md says \"{message}\"");
     }
 }
 

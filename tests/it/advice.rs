@@ -39,19 +39,19 @@ fn planned(arguments: &[&str]) -> Value {
 #[test]
 fn a_plan_accepts_every_flag_of_the_advice() {
     let card = ["--shape", "qwen2.5-vl-7b", "--gpu", "rtx4090", "--dtype=half"];
-    let told = planned(&[&card[..], &ADVICE].concat());
-    assert_eq!((&told["model"], &told["device"]["dtype"]), (&json!("qwen-omni-7b"), &json!("f16")), "{told}");
-    let envelope = &told["envelope"];
+    let report = planned(&[&card[..], &ADVICE].concat());
+    assert_eq!((&report["model"], &report["device"]["dtype"]), (&json!("qwen-omni-7b"), &json!("f16")), "{report}");
+    let envelope = &report["envelope"];
     assert_eq!((&envelope["context_tokens"], &envelope["sequences"]), (&json!(16_384), &json!(256)));
-    let pixels = told["picture"]["pixels"].as_u64().expect("a number");
+    let pixels = report["picture"]["pixels"].as_u64().expect("a number");
     assert!((2_000_000..=1920 * 1080).contains(&pixels), "{pixels}");
-    let mut claims = told["claims"].as_object().expect("claims").clone();
+    let mut claims = report["claims"].as_object().expect("claims").clone();
     let of_host = claims.remove("host kv").and_then(|bytes| bytes.as_u64()).expect("the claim for --swap-space");
     assert!(of_host <= 8 << 30 && of_host > 8 << 29, "{of_host}");
     let taken: u64 = claims.values().filter_map(Value::as_u64).sum();
-    let whole = told["device"]["total"].as_u64().expect("bytes");
-    assert!(told["fits"] == false || taken <= whole / 10 * 9 + (256 << 20), "{taken} of {whole} without the canary");
-    let notes: Vec<_> = told["notes"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    let whole = report["device"]["total"].as_u64().expect("bytes");
+    assert!(report["fits"] == false || taken <= whole / 10 * 9 + (256 << 20), "{taken} of {whole} without the canary");
+    let notes: Vec<_> = report["notes"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
     assert!(matches!(notes[..], [log] if log.contains("log")), "{notes:?}");
 }
 
@@ -63,9 +63,9 @@ fn a_host_device_refuses_half_and_accepts_the_other_flags() {
             [&[command, "--json", "--device=host", "--profile-cache=none", "--dtype=half"][..], &ADVICE].concat();
         let output = bursar(&if command == "chat" { [&typed[..], &["Who are you?"]].concat() } else { typed });
         assert_eq!(output.status.code(), Some(1), "{command}");
-        let told = object(&output);
-        assert_eq!(told["error"], "dtype is float16, but a host device computes in float32", "{command}");
-        assert!(told["hint"].as_str().is_some_and(|hint| hint.contains("auto or float32")), "{told}");
+        let report = object(&output);
+        assert_eq!(report["error"], "dtype is float16, but a host device computes in float32", "{command}");
+        assert!(report["hint"].as_str().is_some_and(|hint| hint.contains("auto or float32")), "{report}");
     }
     let small = ["--max-model-len=256", "--max-num-seqs=2", "--gpu-memory-utilization=0.9", "--dtype=float32"];
     let rest = [r#"--mm_processor_kwargs={"max_pixels": 112*112}"#, "--served-model-name=eyes", "--swap-space=8"];
@@ -86,14 +86,14 @@ fn a_type_unsupported_by_the_gpu_is_refused_by_name() {
     {
         let output = bursar(&["plan", "--json", "--shape", "qwen2.5-vl-tiny", "--gpu", gpu, "--dtype", dtype]);
         assert_eq!(output.status.code(), Some(2), "{gpu} {dtype}");
-        let told = object(&output);
-        let said = |field: &str, text: &str| told[field].as_str().is_some_and(|told| told.contains(text));
-        assert!(said("error", dtype) && said("hint", taken), "{told}");
+        let report = object(&output);
+        let has = |field: &str, text: &str| report[field].as_str().is_some_and(|report| report.contains(text));
+        assert!(has("error", dtype) && has("hint", taken), "{report}");
     }
     for (dtype, of_t4, of_h200) in [("auto", "f16", "bf16"), ("half", "f16", "f16")] {
         for (gpu, expected) in [("t4", of_t4), ("h200", of_h200)] {
-            let told = planned(&["--shape", "qwen2.5-vl-tiny", "--gpu", gpu, "--dtype", dtype]);
-            assert_eq!(told["device"]["dtype"], expected, "{gpu} {dtype}");
+            let report = planned(&["--shape", "qwen2.5-vl-tiny", "--gpu", gpu, "--dtype", dtype]);
+            assert_eq!(report["device"]["dtype"], expected, "{gpu} {dtype}");
         }
     }
     let folder = bursar_golden::path("qwen2").display().to_string();
@@ -135,19 +135,19 @@ fn a_plan_needs_no_weight_files() {
                 }
             }
             for folder in [&settings, &some, &pointers] {
-                let told = plan(&folder.path().display().to_string());
+                let report = plan(&folder.path().display().to_string());
                 for field in ["claims", "kv_tokens", "fits", "picture", "envelope"] {
-                    assert_eq!(told[field], whole[field], "{golden} {field}");
+                    assert_eq!(report[field], whole[field], "{golden} {field}");
                 }
-                let notes = told["notes"].to_string();
+                let notes = report["notes"].to_string();
                 assert!(
                     notes.contains(&*folder.path().display().to_string()) && notes.contains("config.json"),
                     "{notes}"
                 );
             }
-            let told = plan(&alone.path().display().to_string());
-            assert_eq!(told["claims"]["weights"], whole["claims"]["weights"], "{golden}: {told}");
-            assert_eq!(told["picture"].is_null(), golden == "qwen2", "{told}");
+            let report = plan(&alone.path().display().to_string());
+            assert_eq!(report["claims"]["weights"], whole["claims"]["weights"], "{golden}: {report}");
+            assert_eq!(report["picture"].is_null(), golden == "qwen2", "{report}");
         }
     }
     let empty = Folder::empty();
@@ -168,13 +168,13 @@ fn typed(row: &str) -> Vec<String> {
 
 /// The planner's row in the walk-through table, in MiB: weights, vision, steps, KV cache, and the
 /// rest or the deficit.
-fn row(first: &str, told: &Value) -> String {
+fn row(first: &str, report: &Value) -> String {
     let mib = |bytes: u64| ((bytes + (1 << 19)) >> 20).to_string();
-    let claims = told["claims"].as_object().expect("claims");
+    let claims = report["claims"].as_object().expect("claims");
     let of = |is_of: &dyn Fn(&str) -> bool| {
         mib(claims.iter().filter(|(class, _)| is_of(class)).filter_map(|(_, bytes)| bytes.as_u64()).sum())
     };
-    let (fits, number) = (told["fits"] == true, |field: &str| told[field].as_u64().expect("a number"));
+    let (fits, number) = (report["fits"] == true, |field: &str| report[field].as_u64().expect("a number"));
     let cells = [
         of(&|class| class == "weights"),
         of(&|class| class.starts_with("vision")),
@@ -200,9 +200,9 @@ fn the_advice_walk_through_matches_the_planner() {
     let mut expected = Vec::new();
     for found in &rows {
         flags.extend(typed(found));
-        let told = planned(&flags.iter().map(String::as_str).collect::<Vec<_>>());
+        let report = planned(&flags.iter().map(String::as_str).collect::<Vec<_>>());
         let first = found.split('|').nth(1).expect("a first cell");
-        expected.push(row(first, &told));
+        expected.push(row(first, &report));
     }
     assert_eq!(rows, expected, "the table would be\n{}", expected.join("\n"));
     let whole = ADVICE.join(" ").replace('=', " ");

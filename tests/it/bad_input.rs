@@ -110,12 +110,12 @@ fn each_bad_chat_fails_alone_with_its_error() {
         let expected = answer(&stage.model, about(1)).await;
         let before = stage.snapshot().await;
         for (name, chat, says, word) in table() {
-            let beside = stage.model.chat(about(1)).await.expect("the good request is accepted");
+            let other = stage.model.chat(about(1)).await.expect("the good request is accepted");
             let error = ask(&stage.model, chat).await.expect_err(name);
             assert!(says(&error), "{name}: {error:?}");
             assert!(error.to_string().contains(word), "{name} does not say '{word}': {error}");
             assert!(!error.hint().is_empty(), "{name} has no hint");
-            assert_eq!(crate::stage::listen(beside).await.expect("the model answers").text, expected, "next to {name}");
+            assert_eq!(crate::stage::listen(other).await.expect("the model answers").text, expected, "next to {name}");
             stage.settled(&before).await;
         }
         assert_eq!(answer(&stage.model, about(1)).await, expected);
@@ -144,8 +144,8 @@ fn a_broken_pictures_error_shows_none_of_its_content() {
         let stage = Stage::set(small()).await;
         let secret = Image::from_bytes(&b"my secret diary"[..]);
         let error = ask(&stage.model, text("a secret question").image(secret)).await.expect_err("not a picture");
-        let said = format!("{error} {error:?} {}", error.hint());
-        assert!(!said.contains("secret"), "{said}");
+        let message = format!("{error} {error:?} {}", error.hint());
+        assert!(!message.contains("secret"), "{message}");
     });
 }
 

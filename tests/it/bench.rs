@@ -197,8 +197,8 @@ fn a_trace_is_replayed_at_its_own_or_another_rate() {
     assert_eq!((&slower["name"], &slower["rate"]), (&"day at 2/s".into(), &2.0.into()), "{slower}");
     assert!(number(&slower["seconds"]) >= 2.0, "{slower}");
     let refused = bench(&["--trace", folder.path().join("none").to_str().expect("UTF-8"), "--json"]);
-    let told: Value = serde_json::from_slice(&refused.stdout).expect("one JSON object");
-    assert!(told["hint"].as_str().is_some_and(|hint| hint.contains("docs/commands.md")), "{told}");
+    let report: Value = serde_json::from_slice(&refused.stdout).expect("one JSON object");
+    assert!(report["hint"].as_str().is_some_and(|hint| hint.contains("docs/commands.md")), "{report}");
     for wrong in [&["--synthetic", "dreams"][..], &["--rate", "0"], &["--objective", "ttft"]] {
         assert_eq!(bench(wrong).status.code(), Some(2), "{wrong:?}");
     }
@@ -208,14 +208,14 @@ fn a_trace_is_replayed_at_its_own_or_another_rate() {
 fn an_impossible_bench_run_fails_with_a_hint() {
     let output = bench(&["--shape", "gpt-9", "--random", "--json"]);
     assert_eq!(output.status.code(), Some(1));
-    let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    assert!(told["error"].as_str().is_some_and(|error| error.contains("gpt-9")), "{told}");
-    assert!(told["hint"].as_str().is_some_and(|hint| hint.contains("plan --shapes")), "{told}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert!(report["error"].as_str().is_some_and(|error| error.contains("gpt-9")), "{report}");
+    assert!(report["hint"].as_str().is_some_and(|hint| hint.contains("plan --shapes")), "{report}");
     // The weights need 16 GB. The error says which settings would fit.
     let output = bench(&["--shape", "qwen2.5-vl-7b", "--random", "--quick"]);
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("set --capacity to 17148MiB instead of 512MiB"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("set --capacity to 17148MiB instead of 512MiB"), "{stderr}");
     for arguments in [&["--random"][..], &["--shape", "qwen2.5-vl-7b"], &["--terabytes", "4"], &["--teraflops", "-1"]] {
         assert_eq!(bench(arguments).status.code(), Some(2), "{arguments:?}");
     }
@@ -236,9 +236,9 @@ async fn a_signal_ends_a_measurement_with_the_figures_so_far() {
         // 15) is installed last.
         eventually("the process handles both signals", async || {
             let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the program runs");
-            let heard = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux reports it");
+            let received = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux reports it");
             let both = 1 << 1 | 1 << 14;
-            u64::from_str_radix(heard.trim(), 16).expect("a signal mask") & both == both
+            u64::from_str_radix(received.trim(), 16).expect("a signal mask") & both == both
         })
         .await;
         // Use the shell's built-in `kill`, because some machines have no `kill` program.

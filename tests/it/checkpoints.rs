@@ -58,7 +58,7 @@ impl Copy {
     }
 
     /// Changes the header of a safetensors file and keeps its data.
-    fn retell(&self, file: &str, change: impl FnOnce(&mut serde_json::Map<String, Value>, usize)) {
+    fn edit_header(&self, file: &str, change: impl FnOnce(&mut serde_json::Map<String, Value>, usize)) {
         let bytes = self.read(file);
         let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
         let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
@@ -156,7 +156,7 @@ fn files() -> Vec<Row> {
             "two shards with one tensor",
             VISION,
             |c| {
-                c.retell(SHARD, |header, data| {
+                c.edit_header(SHARD, |header, data| {
                     let second = json!({"dtype": "BF16", "shape": [0], "data_offsets": [data, data]});
                     header.insert("model.embed_tokens.weight".to_owned(), second);
                 })
@@ -251,7 +251,7 @@ fn tensors() -> Vec<Row> {
             "a missing tensor",
             TEXT,
             |c| {
-                c.retell(WEIGHTS, |header, _| {
+                c.edit_header(WEIGHTS, |header, _| {
                     let norm = header.remove(NORM).expect("the norm was there");
                     header.insert("model.nrom.weight".to_owned(), norm);
                 })
@@ -270,7 +270,7 @@ fn tensors() -> Vec<Row> {
             "an extra tensor",
             TEXT,
             |c| {
-                c.retell(WEIGHTS, |header, data| {
+                c.edit_header(WEIGHTS, |header, data| {
                     let extra = json!({"dtype": "F16", "shape": [0], "data_offsets": [data, data]});
                     header.insert("model.adapter.weight".to_owned(), extra);
                 })
@@ -288,7 +288,7 @@ fn tensors() -> Vec<Row> {
         (
             "a tensor of integers",
             TEXT,
-            |c| c.retell(WEIGHTS, |header, _| header[NORM]["dtype"] = json!("I16")),
+            |c| c.edit_header(WEIGHTS, |header, _| header[NORM]["dtype"] = json!("I16")),
             |e| {
                 matches!(
                     e,

@@ -79,8 +79,8 @@ fn a_session_reports_events_and_failures_and_continues() {
     assert_eq!(first["text"], "a red circle, a blue star and an orange triangle on a light background");
     assert_eq!((&second["text"], &second["finish_reason"]), (&json!("3"), &json!("stop")));
     let pieces = of_type(&events, "token");
-    let said: String = pieces.iter().map(|piece| piece["text"].as_str().expect("text")).collect();
-    assert_eq!(said, format!("{}3", first["text"].as_str().expect("text")));
+    let body: String = pieces.iter().map(|piece| piece["text"].as_str().expect("text")).collect();
+    assert_eq!(body, format!("{}3", first["text"].as_str().expect("text")));
     let usage = &second["usage"];
     assert_eq!(usage["picture_tokens"], first["usage"]["picture_tokens"], "the picture is counted once");
     assert!(usage["cached_tokens"].as_u64().expect("a number") > 0, "the first turn is found in the cache: {usage}");
@@ -97,8 +97,8 @@ fn a_failed_chat_is_an_event_and_an_exit_code() {
     assert_eq!(output.status.code(), Some(1));
     let [error] = events(&output).try_into().expect("one event");
     assert_eq!(error["type"], "error");
-    let said = |part: &str| error[part].as_str().expect("text").to_owned();
-    assert!(said("error").contains('7') && said("hint").contains("--top-p"), "{error}");
+    let field = |part: &str| error[part].as_str().expect("text").to_owned();
+    assert!(field("error").contains('7') && field("hint").contains("--top-p"), "{error}");
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn impossible_options_are_refused_before_a_model_is_loaded() {
     for (arguments, named) in refused {
         let output = chat(arguments, "");
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(told.contains(named), "{arguments:?}: {told}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.contains(named), "{arguments:?}: {stderr}");
     }
     let files = [
         (["--json-schema", "nowhere.json"], "nowhere.json"),
@@ -195,19 +195,19 @@ fn a_drill_reports_each_attempt_and_leaks_no_byte() {
     ] {
         let output = bursar(&["drill", "--device", device, "--fault", fault, "--json"]);
         assert!(output.status.success(), "{fault} on {device}: {}", String::from_utf8_lossy(&output.stdout));
-        let told = object(&output);
-        let targets: Vec<u64> = told["attempts"]
+        let report = object(&output);
+        let targets: Vec<u64> = report["attempts"]
             .as_array()
             .expect("a list")
             .iter()
             .map(|attempt| attempt["target_tokens"].as_u64().expect("a number"))
             .collect();
-        assert_eq!(targets.len(), attempts, "{told}");
+        assert_eq!(targets.len(), attempts, "{report}");
         assert!(targets.windows(2).all(|pair| pair[1] < pair[0] && pair[1] * 100 >= pair[0] * 94), "{targets:?}");
-        assert_eq!((&told["ready"], &told["leaked_bytes"]), (&json!(ready), &json!(0)), "{told}");
-        assert_eq!((told["error"].is_null(), told["hint"].is_null()), (ready, ready), "{told}");
+        assert_eq!((&report["ready"], &report["leaked_bytes"]), (&json!(ready), &json!(0)), "{report}");
+        assert_eq!((report["error"].is_null(), report["hint"].is_null()), (ready, ready), "{report}");
         let outcomes: Vec<_> =
-            told["attempts"].as_array().expect("a list of attempts").iter().map(|a| &a["outcome"]).collect();
+            report["attempts"].as_array().expect("a list of attempts").iter().map(|a| &a["outcome"]).collect();
         assert_eq!(outcomes.iter().filter(|outcome| **outcome == "refused").count(), attempts - usize::from(ready));
     }
 }
@@ -240,14 +240,14 @@ fn an_invalid_drill_script_is_refused_with_valid_values() {
 fn the_profile_command_prints_its_measurements() {
     let output = bursar(&[&["profile", "--json", "--device", "host"], &LIMITS[..]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let told = object(&output);
-    let record = &told["record"];
-    assert_eq!(told["attempts"][0]["target_tokens"].as_u64(), record["kv_blocks"].as_u64().map(|blocks| blocks * 16));
+    let report = object(&output);
+    let record = &report["record"];
+    assert_eq!(report["attempts"][0]["target_tokens"].as_u64(), record["kv_blocks"].as_u64().map(|blocks| blocks * 16));
     assert!(record["peaks"].as_array().expect("a list").len() >= 4, "{record}");
     for phase in ["load", "probe", "capture", "back", "validate", "start"] {
-        assert!(told["seconds"][phase].as_f64().expect("seconds") >= 0.0, "{told}");
+        assert!(report["seconds"][phase].as_f64().expect("seconds") >= 0.0, "{report}");
     }
-    assert!(told["ledger"]["granted"].as_u64().expect("bytes") > 0, "{told}");
+    assert!(report["ledger"]["granted"].as_u64().expect("bytes") > 0, "{report}");
 }
 
 #[test]
@@ -260,9 +260,9 @@ fn profiles_are_kept_in_the_cache_folder_and_changes_are_named() {
         command.env("XDG_CACHE_HOME", cache.path()).arg("chat").args(arguments).args(limits).args(ask);
         command.stdin(Stdio::null());
         let output = command.output().expect("the program ends");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{told}");
-        told
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{stderr}");
+        stderr
     };
     let profiles = cache.path().join("bursar/profiles");
     let measure = || {
@@ -276,10 +276,10 @@ fn profiles_are_kept_in_the_cache_folder_and_changes_are_named() {
     assert!(!profiles.exists(), "`--profile-cache none` writes no file");
     assert_eq!(chat(&[]), "", "a first start has nothing to report");
     assert_eq!(fs::read_dir(&profiles).expect("the folder was made").count(), 1);
-    let told = chat(&["--capacity", "528MiB"]);
+    let report = chat(&["--capacity", "528MiB"]);
     let changed = ["canary was 33,554,432 B, is 34,603,008 B", "total was 536,870,912 B, is 553,648,128 B"];
-    assert!(changed.iter().all(|change| told.contains(change)), "{told}");
-    assert!(told.contains(&profiles.display().to_string()), "the message names the folder: {told}");
+    assert!(changed.iter().all(|change| report.contains(change)), "{report}");
+    assert!(report.contains(&profiles.display().to_string()), "the message names the folder: {report}");
     // A command that always measures also saves its profile. The command reports nothing about the
     // existing profile, which it ignores.
     fs::remove_dir_all(&profiles).expect("the folder was made");
@@ -308,8 +308,8 @@ fn the_log_follows_a_request_between_actors_without_its_content() {
     let asked = ["--json", "--temperature", "0", "--image", &picture, "Describe the picture, quetzalcoatl."];
     let output = chat(&[&logging[..], &asked[..]].concat(), "");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let told = String::from_utf8(output.stderr.clone()).expect("UTF-8");
-    let lines: Vec<Value> = told.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let stderr = String::from_utf8(output.stderr.clone()).expect("UTF-8");
+    let lines: Vec<Value> = stderr.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
 
     let message = |line: &Value| line["message"].as_str().unwrap_or_default().to_owned();
     let in_request = |line: &&Value| {
@@ -318,7 +318,7 @@ fn the_log_follows_a_request_between_actors_without_its_content() {
     };
     let request: Vec<String> = lines.iter().filter(in_request).map(message).collect();
     for step in ["decoded", "encoded", "waiting for blocks", "started", "last step finished", "ended", "close"] {
-        assert!(request.iter().any(|told| told == step), "{step}: {request:?}");
+        assert!(request.iter().any(|stderr| stderr == step), "{step}: {request:?}");
     }
     let ids = lines.iter().filter(in_request).flat_map(|line| line["spans"].as_array().cloned().unwrap_or_default());
     let ids: Vec<_> = ids.filter(|span| span["name"] == "request").map(|span| span["id"].clone()).collect();
@@ -333,6 +333,6 @@ fn the_log_follows_a_request_between_actors_without_its_content() {
     let answer = answer[0]["text"].as_str().expect("text").to_owned();
     assert!(answer.len() > 3, "{answer}");
     for content in ["quetzalcoatl", "Describe", &answer, "shapes.png"] {
-        assert!(!told.contains(content), "{content}: {told}");
+        assert!(!stderr.contains(content), "{content}: {stderr}");
     }
 }

@@ -10,10 +10,10 @@ fn a_continued_reply_equals_the_rest_of_the_whole_reply() {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let whole = ask(&stage.model, about(1).log_probabilities(0)).await.expect("the model answers");
-        for said in [1, whole.tokens.len() / 2, whole.tokens.len() - 1] {
-            let said: String = whole.tokens[..said].iter().map(|score| score.token.text.as_str()).collect();
-            let rest = ask(&stage.model, about(1).assistant(&said).continue_final_message()).await.expect("a reply");
-            assert_eq!(said.clone() + &rest.text, whole.text, "continued after {said:?}");
+        for count in [1, whole.tokens.len() / 2, whole.tokens.len() - 1] {
+            let text: String = whole.tokens[..count].iter().map(|score| score.token.text.as_str()).collect();
+            let rest = ask(&stage.model, about(1).assistant(&text).continue_final_message()).await.expect("a reply");
+            assert_eq!(text.clone() + &rest.text, whole.text, "continued after {text:?}");
         }
         // A closed turn is different: the model begins a new turn after it.
         let prompt = async |chat: Chat| stage.model.prompt_of(chat).await.expect("a prompt").token_ids;

@@ -99,15 +99,15 @@ fn draining_one_model_disturbs_no_other_and_frees_its_name() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
-        let (model, beside) = (demo(&runtime, small()).await, demo(&runtime, small()).await);
-        let expected = answer(&beside, endless(1)).await;
+        let (model, other) = (demo(&runtime, small()).await, demo(&runtime, small()).await);
+        let expected = answer(&other, endless(1)).await;
         let reply = model.chat(endless(1)).await.expect("accepted");
         let draining = {
             let runtime = runtime.clone();
             tokio::spawn(async move { runtime.unload_within("demo", LONG).await })
         };
         closed(&model).await;
-        assert_eq!(answer(&beside, endless(1)).await, expected, "the other model takes requests");
+        assert_eq!(answer(&other, endless(1)).await, expected, "the other model takes requests");
         assert_eq!(listen(reply).await.expect("the reply completes").text, expected);
         assert_eq!(draining.await.expect("no panic").expect("the model unloads"), 0);
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");

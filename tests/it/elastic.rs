@@ -164,7 +164,7 @@ impl Crowd {
 
     /// Waits until all chats have ended, and checks that each reply was the
     /// same as without disturbance.
-    async fn home(self) {
+    async fn finish(self) {
         self.enough.store(true, Relaxed);
         for chat in self.chats {
             chat.await.expect("no request fails, and each answer is the same");
@@ -213,7 +213,7 @@ fn takes_and_returns_memory_stepwise(kv_cache_dtype: KvCacheType) {
         }
         assert_eq!(card.device.foreign_gives_back(taken), taken);
         card.regained().await;
-        crowd.home().await;
+        crowd.finish().await;
     });
 }
 
@@ -230,7 +230,7 @@ fn another_process_comes_and_goes_during_picture_chats() {
             card.device.foreign_gives_back(Bytes::mib(6));
             card.regained().await;
         }
-        crowd.home().await;
+        crowd.finish().await;
     });
 }
 
@@ -258,7 +258,7 @@ fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
         crowd.goes_on().await;
         // Sequences that run one after another have enough memory.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
-        crowd.home().await;
+        crowd.finish().await;
         card.device.foreign_gives_back(Bytes::gib(1));
         card.regained().await;
         assert_eq!(answer(&card.model, long(2)).await, expected[2]);

@@ -61,8 +61,8 @@ fn a_schema_error_is_reported_with_its_path() {
     let schema = folder.path().join("schema.json");
     let fault = json!({"type": "object", "properties": {"size": {"type": "integer"}, "kind": {"type": "zebra"}}});
     fs::write(&schema, fault.to_string()).expect("the file is written");
-    let (told, _) = refused(&["--json-schema", &schema.display().to_string(), "hello"]);
-    assert!(told.contains("zebra") && told.contains("/properties/kind"), "{told}");
+    let (message, _) = refused(&["--json-schema", &schema.display().to_string(), "hello"]);
+    assert!(message.contains("zebra") && message.contains("/properties/kind"), "{message}");
 }
 
 #[test]
@@ -73,8 +73,8 @@ fn a_templates_error_message_is_reported_verbatim() {
     }
     let template = "{{ raise_exception('quietly, please: ' + messages[0].role) }}";
     fs::write(folder.path().join("chat_template.jinja"), template).expect("the file is written");
-    let (told, _) = refused(&["--model", &folder.path().display().to_string(), "hello"]);
-    assert!(told.contains("quietly, please: user"), "{told}");
+    let (message, _) = refused(&["--model", &folder.path().display().to_string(), "hello"]);
+    assert!(message.contains("quietly, please: user"), "{message}");
 }
 
 #[test]
@@ -82,22 +82,22 @@ fn errors_name_settings_as_flags_and_pictures_by_file() {
     let picture = path("model/demo/pictures/shapes.png");
     let shown = ["--image", &picture, "hello"];
     for (flag, value) in [("--picture-file-bytes", "1KiB"), ("--picture-source-pixels", "1000")] {
-        let (told, _) = refused(&[&[flag, value], &shown[..]].concat());
-        assert!(told.contains(flag) && told.contains("shapes.png"), "{told}");
-        assert!(!told.contains("::") && !told.contains("_max"), "{told}");
+        let (message, _) = refused(&[&[flag, value], &shown[..]].concat());
+        assert!(message.contains(flag) && message.contains("shapes.png"), "{message}");
+        assert!(!message.contains("::") && !message.contains("_max"), "{message}");
     }
-    let (told, _) = refused(&["--pictures", "1", "--image", &picture, "--image", &picture, "hello"]);
-    assert!(told.contains("raise --pictures"), "{told}");
-    let (told, _) = refused(&["--max-tokens", "3", "--min-tokens", "7", "hello"]);
-    assert!(told.contains("--min-tokens is 7") && told.contains("raise --max-tokens"), "{told}");
+    let (message, _) = refused(&["--pictures", "1", "--image", &picture, "--image", &picture, "hello"]);
+    assert!(message.contains("raise --pictures"), "{message}");
+    let (message, _) = refused(&["--max-tokens", "3", "--min-tokens", "7", "hello"]);
+    assert!(message.contains("--min-tokens is 7") && message.contains("raise --max-tokens"), "{message}");
 }
 
 #[test]
 fn a_nonexistent_folder_is_reported_as_missing() {
-    let (told, _) = refused(&["--model", "./nowhere", "hello"]);
-    assert!(told.contains("there is no folder ./nowhere"), "{told}");
-    let (told, _) = refused(&["--model", &path("docs"), "hello"]);
-    assert!(told.contains("has no config.json"), "an existing folder is not reported as missing: {told}");
+    let (message, _) = refused(&["--model", "./nowhere", "hello"]);
+    assert!(message.contains("there is no folder ./nowhere"), "{message}");
+    let (message, _) = refused(&["--model", &path("docs"), "hello"]);
+    assert!(message.contains("has no config.json"), "an existing folder is not reported as missing: {message}");
 }
 
 #[test]
@@ -116,9 +116,9 @@ fn numbers_out_of_range_are_refused_with_the_range() {
         (&["--capacity", "much"], "--capacity", "512MiB", 2),
     ];
     for (arguments, named, range, code) in cases {
-        let (told, exit) = refused(&[arguments, &["hello"]].concat());
-        assert!(told.contains(named) && told.contains(range), "{arguments:?}: {told}");
-        assert_eq!(exit, Some(code), "{arguments:?}: {told}");
+        let (message, exit) = refused(&[arguments, &["hello"]].concat());
+        assert!(message.contains(named) && message.contains(range), "{arguments:?}: {message}");
+        assert_eq!(exit, Some(code), "{arguments:?}: {message}");
     }
 }
 
@@ -130,18 +130,19 @@ fn flag<'h>(hint: &'h str, name: &str) -> &'h str {
 
 #[test]
 fn a_start_error_suggests_the_same_capacity_as_a_plan() {
-    for said in [&["--capacity", "16MiB"][..], &["--capacity", "60MiB", "--canary", "1MiB", "--kv-tokens", "16384"]] {
+    for options in [&["--capacity", "16MiB"][..], &["--capacity", "60MiB", "--canary", "1MiB", "--kv-tokens", "16384"]]
+    {
         let own = ["--device", "host"];
-        let planned = object(&bursar(&[&["plan", "--json"], &own, said].concat()));
+        let planned = object(&bursar(&[&["plan", "--json"], &own, options].concat()));
         let suggestion = planned["suggestions"].as_array().expect("a list")[0].clone();
         let planned = suggestion["to"].as_u64().expect("bytes");
-        let started = bursar(&[&["chat", "--profile-cache", "none", "hello"], &own[..], said].concat());
-        let told = stderr_of(&started);
-        let capacity = flag(&told, "--capacity ");
-        assert_eq!(capacity, format!("{}MiB", planned >> 20), "{told}\n{suggestion}");
+        let started = bursar(&[&["chat", "--profile-cache", "none", "hello"], &own[..], options].concat());
+        let stderr = stderr_of(&started);
+        let capacity = flag(&stderr, "--capacity ");
+        assert_eq!(capacity, format!("{}MiB", planned >> 20), "{stderr}\n{suggestion}");
         // The capacity suggested is the smallest that fits, to the MiB.
         let with = |capacity: &str| {
-            let others = said.iter().copied().skip(2);
+            let others = options.iter().copied().skip(2);
             let fits =
                 bursar(&["plan", "--capacity", capacity].into_iter().chain(own).chain(others).collect::<Vec<_>>());
             fits.status.success()

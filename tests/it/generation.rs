@@ -87,10 +87,10 @@ fn a_penalised_reply_is_equal_batched_cached_or_after_deaths() {
             }
             for (number, reply) in replies.into_iter().enumerate() {
                 let whole = listen(reply).await.expect("the model answers");
-                let heard = usize::from(dies && number == 0);
+                let events_read = usize::from(dies && number == 0);
                 assert_eq!(
                     (&whole.text, &ids(&whole)[..]),
-                    (&alone[number].0, &alone[number].1[heard..]),
+                    (&alone[number].0, &alone[number].1[events_read..]),
                     "{number}, {dies}"
                 );
             }
@@ -141,17 +141,17 @@ fn a_dropped_sample_does_not_end_other_samples() {
             texts
         };
         for dropped in 0..3 {
-            for heard in 0..3 {
+            for events_read in 0..3 {
                 let mut samples = stage.model.samples(chance(5), 3).await.expect("accepted");
                 let mut gone = samples.remove(dropped);
-                for _ in 0..heard {
+                for _ in 0..events_read {
                     drop(gone.next().await);
                 }
                 drop(gone);
                 let rest = (0..3).filter(|sample| *sample != dropped);
                 for (sample, reply) in rest.zip(samples) {
                     let text = listen(reply).await.expect("the model answers").text;
-                    assert_eq!(text, expected[sample], "{sample} without {dropped} after {heard} events");
+                    assert_eq!(text, expected[sample], "{sample} without {dropped} after {events_read} events");
                 }
             }
         }
@@ -182,9 +182,9 @@ fn a_turn_reuses_the_cached_prefix_of_the_previous_turn() {
     story(async {
         let stage = Stage::set(small()).await;
         let first = about(1);
-        let said = ask(&stage.model, first.clone()).await.expect("the model answers");
-        assert_eq!(said.cached_tokens, 0);
-        let second = first.assistant(&said.text).user("And how many are there?");
+        let reply = ask(&stage.model, first.clone()).await.expect("the model answers");
+        assert_eq!(reply.cached_tokens, 0);
+        let second = first.assistant(&reply.text).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("the model answers");
         assert!(whole.cached_tokens >= 16, "{} cached tokens of {:?}", whole.cached_tokens, whole.usage);
         // A model with empty caches gives the same answer.
@@ -254,9 +254,9 @@ fn an_earlier_turns_picture_is_neither_decoded_nor_encoded_again() {
             names.map(|name| metrics_log.now(&format!("bursar_{name}_total{{model=turns}}")))
         };
         let first = about(1).image(picture(2));
-        let said = answer(&stage.model, first.clone()).await;
+        let reply = answer(&stage.model, first.clone()).await;
         assert_eq!(counts(), [0.0, 2.0, 0.0]);
-        let second = first.clone().assistant(&said).user("And how many are there?");
+        let second = first.clone().assistant(&reply).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("the model answers");
         assert_eq!(counts(), [2.0, 2.0, 0.0], "both pictures are found in KV blocks");
         // Pictures found in KV blocks give the same replies as decoded pictures, also with several
@@ -268,7 +268,7 @@ fn an_earlier_turns_picture_is_neither_decoded_nor_encoded_again() {
         }
         assert_eq!(counts(), [6.0, 2.0, 0.0]);
         // A chat with a cache salt finds none of these blocks or rows.
-        assert_eq!(answer(&stage.model, first.clone().cache_salt("mine")).await, said);
+        assert_eq!(answer(&stage.model, first.clone().cache_salt("mine")).await, reply);
         assert_eq!(counts(), [6.0, 4.0, 0.0]);
         // After a different system prompt no blocks match, but rows in the vision cache do, for
         // chats with the same salt.
@@ -285,7 +285,7 @@ fn an_earlier_turns_picture_is_neither_decoded_nor_encoded_again() {
         for number in 10..30 {
             answer(&stage.model, about(number)).await;
         }
-        assert_eq!(answer(&stage.model, about(1).image(picture(2))).await, said);
+        assert_eq!(answer(&stage.model, about(1).image(picture(2))).await, reply);
         stage.settled(&before).await;
     });
 }
@@ -391,8 +391,8 @@ fn a_tokens_score_is_equal_in_prompt_and_reply() {
     story(async {
         let stage = Stage::set(small()).await;
         let reply = ask(&stage.model, text("Who are you?").log_probabilities(0)).await.expect("the model answers");
-        let said = text("Who are you?").assistant(&reply.text).user("Good.").prompt_log_probabilities(0).max_tokens(1);
-        let prompt = ask(&stage.model, said).await.expect("the model answers").prompt.expect("prompt scores");
+        let chat = text("Who are you?").assistant(&reply.text).user("Good.").prompt_log_probabilities(0).max_tokens(1);
+        let prompt = ask(&stage.model, chat).await.expect("the model answers").prompt.expect("prompt scores");
         let ids: Vec<_> = prompt.iter().flatten().map(|score| score.token.id).collect();
         let reply_ids: Vec<_> = reply.tokens.iter().map(|score| score.token.id).collect();
         let at =

@@ -101,12 +101,12 @@ fn a_picture_with_swapped_blocks_is_encoded_once() {
     story(async {
         let stage = Stage::set(for_one("seen once", SOME)).await;
         let before = stage.snapshot().await;
-        let (mut chat, mut said) = (about(1), Vec::new());
+        let (mut chat, mut replies) = (about(1), Vec::new());
         let encoded = || metrics_log.now("bursar_encoder_cache_queries_total{model=seen once}");
         for turn in 0..4 {
             let whole = ask(&stage.model, chat.clone()).await.expect("the model answers");
             chat = chat.assistant(&whole.text).user(format!("And {turn}?"));
-            said.push(whole.text);
+            replies.push(whole.text);
             // These chats take over the picture's vision cache rows and its blocks.
             for number in 0..8 {
                 answer(&stage.model, about(10 + 8 * turn + number)).await;
@@ -118,10 +118,10 @@ fn a_picture_with_swapped_blocks_is_encoded_once() {
         stage.settled(&before).await;
         // The same chats on models with empty caches.
         let mut chat = about(1);
-        for (turn, said) in said.into_iter().enumerate() {
+        for (turn, replies) in replies.into_iter().enumerate() {
             let fresh = Stage::set(for_one("seen anew", Bytes::ZERO)).await;
-            assert_eq!(answer(&fresh.model, chat.clone()).await, said, "turn {turn}");
-            chat = chat.assistant(&said).user(format!("And {turn}?"));
+            assert_eq!(answer(&fresh.model, chat.clone()).await, replies, "turn {turn}");
+            chat = chat.assistant(&replies).user(format!("And {turn}?"));
         }
     });
 }

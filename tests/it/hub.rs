@@ -52,7 +52,7 @@ fn a_sharded_model_is_fetched_once_then_starts_offline() {
         let note = move |moment| seen.lock().expect("no panic").push(moment);
         let source = || ModelSource::hub_with(ID, options(&hub, &cache));
         let model = runtime.load_with(source(), small(), note).await.unwrap_or_else(|error| panic!("{error}"));
-        let said = answer(&model, text("Who are you?").max_tokens(3)).await;
+        let reply = answer(&model, text("Who are you?").max_tokens(3)).await;
 
         for file in ["model-00001-of-00002.safetensors", "config.json", "tokenizer.json"] {
             let bytes = std::fs::metadata(golden().join(file)).expect("a file").len();
@@ -83,7 +83,7 @@ fn a_sharded_model_is_fetched_once_then_starts_offline() {
         let offline = source();
         drop(hub);
         let model = runtime.load_with(offline, small(), |_| {}).await.unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(said, answer(&model, text("Who are you?").max_tokens(3)).await);
+        assert_eq!(reply, answer(&model, text("Who are you?").max_tokens(3)).await);
         assert!(questions > 10, "the hub was asked for every file");
         runtime.shutdown().await;
     });

@@ -93,7 +93,7 @@ fn flags_work_by_any_name_and_contradictions_are_reported() {
     let output =
         chat(&["--knobs", &file, "--max-num-seqs=2", "--step_tokens", "64", "--mem-fraction", "0.5", "--full-stress"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    for (arguments, said) in [
+    for (arguments, expected) in [
         (&["--max-num-seqs", "4", "--sequences", "8"][..], "both set --sequences"),
         (&["--swap-space", "-2"], "--swap-space is -2"),
         (&["--full-stress=perhaps"], "--full-stress is perhaps"),
@@ -105,7 +105,7 @@ fn flags_work_by_any_name_and_contradictions_are_reported() {
         let output = chat(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         let error: Value = serde_json::from_slice(&output.stdout).expect("one event");
-        assert!(error["error"].as_str().is_some_and(|error| error.contains(said)), "{error}");
+        assert!(error["error"].as_str().is_some_and(|error| error.contains(expected)), "{error}");
         assert!(error["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{error}");
     }
     let output = chat(&["--max-num-seq", "4"]);

@@ -266,9 +266,9 @@ fn an_idle_model_shrinks_for_loads_and_wakes_without_sleeping() {
             eventually("the first model has its memory back", async || fixture.kv("first").await == kv).await;
             second.wake().await.expect("the model wakes up");
         }
-        let told = serde_json::json!(fixture.runtime.recent_events());
+        let events = serde_json::json!(fixture.runtime.recent_events());
         let slept = |event: &&serde_json::Value| event["event"] == "asleep" && event["model"] == "first";
-        assert_eq!(told.as_array().expect("a list").iter().filter(slept).count(), 0, "{told}");
+        assert_eq!(events.as_array().expect("a list").iter().filter(slept).count(), 0, "{events}");
         fixture.runtime.unload("second").await.expect("the model is loaded");
         eventually("the first model has its memory back, and all leases are backed", async || {
             fixture.kv("first").await == kv && fixture.device.counts().backed == fixture.ledger().await.granted

@@ -63,8 +63,8 @@ fn with_log_json_progress_notices_and_errors_are_json() {
     let output = command(&[&["chat"], &LIMITS[..], &json[..], &ask[..]].concat()).output().expect("the program ends");
     assert_eq!(output.status.code(), Some(1));
     let lines = log_lines(&output);
-    for said in ["metrics: http://127.0.0.1:", "planning the worst cases", "loading weights", "ready"] {
-        assert!(lines.iter().any(|line| message(line).starts_with(said)), "{said}: {lines:?}");
+    for words in ["metrics: http://127.0.0.1:", "planning the worst cases", "loading weights", "ready"] {
+        assert!(lines.iter().any(|line| message(line).starts_with(words)), "{words}: {lines:?}");
     }
     let last = lines.iter().rfind(|line| line["level"] == "ERROR").expect("an error line");
     assert!(message(last).contains("tokens") && last["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{last}");
@@ -76,8 +76,8 @@ fn with_log_json_progress_notices_and_errors_are_json() {
 
 #[test]
 fn with_log_json_a_wrong_command_line_is_json() {
-    for said in [&["--log", "json", "chat", "--nonsense"][..], &["chat", "--nonsense", "--log=json"]] {
-        let output = command(said).output().expect("the program ends");
+    for words in [&["--log", "json", "chat", "--nonsense"][..], &["chat", "--nonsense", "--log=json"]] {
+        let output = command(words).output().expect("the program ends");
         assert_eq!(output.status.code(), Some(2));
         let [line] = log_lines(&output).try_into().expect("one line");
         assert!(message(&line).contains("--nonsense"), "{line}");
@@ -128,9 +128,9 @@ fn scheduler_and_lanes_log_under_the_requests_id() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let lines = log_lines(&output);
     let lines = of_requests(&lines);
-    let found = |module: &str, said: &str| {
-        let line = lines.iter().find(|line| message(line) == said && line["target"].as_str() == Some(module));
-        id(line.unwrap_or_else(|| panic!("{module}: {said} is not in {lines:?}")))
+    let found = |module: &str, words: &str| {
+        let line = lines.iter().find(|line| message(line) == words && line["target"].as_str() == Some(module));
+        id(line.unwrap_or_else(|| panic!("{module}: {words} is not in {lines:?}")))
     };
     let ids = [
         found("bursar_actors::scheduler::actor", "waiting for blocks"),

@@ -146,7 +146,7 @@ fn a_device_lost_during_a_worst_case_is_replaced() {
 fn a_device_lost_during_a_reclaim_keeps_the_ledger_consistent() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
-        let beside = demo(&spares.runtime, small()).await;
+        let other = demo(&spares.runtime, small()).await;
         let going = LoadOptions { name: Some("going".into()), ..small() };
         spares.runtime.load_with(ModelSource::demo(), going, |_| {}).await.expect("the model starts");
         let device = &spares.devices[0];
@@ -160,7 +160,7 @@ fn a_device_lost_during_a_reclaim_keeps_the_ledger_consistent() {
         device.let_calls_pass();
         unloading.await.expect("no panic").expect("the model unloads");
         eventually("the second device was opened", async || spares.made.load(SeqCst) == 2).await;
-        answer(&beside, about(1)).await;
+        answer(&other, about(1)).await;
         spares.assert_whole().await;
         let engines = spares.runtime.supervised().await.expect("the runtime answers").engines;
         assert_eq!(engines.into_keys().collect::<Vec<_>>(), ["demo"], "an unloaded model does not return");
@@ -247,14 +247,14 @@ fn a_load_during_a_fatal_loss_fails_with_the_reason() {
 #[test]
 fn a_shutdown_during_a_loss_ends_everything_once() {
     story(async {
-        let (at_it, (go_on, told)) = (Arc::new(AtomicUsize::new(0)), sync_channel::<()>(1));
-        let (devices, making, told) = ([device(), device()], at_it.clone(), Mutex::new(told));
+        let (at_it, (go_on, released)) = (Arc::new(AtomicUsize::new(0)), sync_channel::<()>(1));
+        let (devices, making, released) = ([device(), device()], at_it.clone(), Mutex::new(released));
         let spares = devices.clone();
         let make = move || {
             let nth = making.fetch_add(1, SeqCst);
             // Opening the second device waits until the test allows it.
             if nth == 1 {
-                let _ = told.lock().expect("no holder panicked").recv();
+                let _ = released.lock().expect("no holder panicked").recv();
             }
             Ok(spares[nth].clone() as Arc<dyn Device>)
         };

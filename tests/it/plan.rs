@@ -36,8 +36,8 @@ fn tried(arguments: &[&str]) -> Vec<String> {
     let suggestions = refused["suggestions"].as_array().expect("a list");
     let knob = |suggestion: &Value| suggestion["knob"].as_str().expect("a name").to_owned();
     for suggestion in suggestions {
-        let told = |key: &str| suggestion[key].as_str().unwrap_or_else(|| panic!("no {key} in {suggestion}"));
-        let (flag, to) = (told("flag"), told("value"));
+        let field = |key: &str| suggestion[key].as_str().unwrap_or_else(|| panic!("no {key} in {suggestion}"));
+        let (flag, to) = (field("flag"), field("value"));
         assert!(suggestion["frees"].is_u64(), "{suggestion}");
         // Replace a flag that is already in the arguments, because each flag may appear only once.
         let mut place = 0;
@@ -113,10 +113,13 @@ fn shapes_can_be_listed_for_several_ranks() {
 
 #[test]
 fn an_unknown_shape_is_refused_with_the_nearest_names() {
-    let told = object(&plan(&["--shape", "Qwen2.5-VL-8B", "--json"]));
+    let report = object(&plan(&["--shape", "Qwen2.5-VL-8B", "--json"]));
     let error =
         "there is no shape \"Qwen2.5-VL-8B\"; the nearest names are qwen2.5-vl-3b, qwen2.5-vl-7b, qwen2.5-vl-32b";
-    assert_eq!((&told["error"], &told["hint"]), (&json!(error), &json!("list all shapes with `bursar plan --shapes`")));
+    assert_eq!(
+        (&report["error"], &report["hint"]),
+        (&json!(error), &json!("list all shapes with `bursar plan --shapes`"))
+    );
 }
 
 #[test]
@@ -128,11 +131,11 @@ fn a_suggestion_uses_the_flag_name_that_was_typed() {
     let typed_for_json = [&typed[..], &["--json"]].concat();
     let knobs = tried(&typed_for_json);
     assert!(knobs.len() >= 5, "{knobs:?}");
-    let told = object(&plan(&typed_for_json));
+    let report = object(&plan(&typed_for_json));
     let named = |knob: &str| {
-        let suggestions = told["suggestions"].as_array().expect("a list");
+        let suggestions = report["suggestions"].as_array().expect("a list");
         let suggestion = suggestions.iter().find(|suggestion| suggestion["knob"] == knob);
-        suggestion.unwrap_or_else(|| panic!("no {knob} in {told}")).clone()
+        suggestion.unwrap_or_else(|| panic!("no {knob} in {report}")).clone()
     };
     assert_eq!(named("sequences")["flag"], "--max-num-seqs");
     assert_eq!(named("pictures")["flag"], "--limit-mm-per-prompt");
@@ -157,18 +160,18 @@ fn a_suggestion_uses_the_flag_name_that_was_typed() {
 fn a_fitting_plan_reports_bytes_and_limits() {
     let output = plan(&["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b"]);
     assert_eq!(output.status.code(), Some(0));
-    let told = object(&output);
-    let device = &told["device"];
+    let report = object(&output);
+    let device = &report["device"];
     assert_eq!((&device["is_here"], &device["target"]), (&json!(false), &json!("cuda sm_90")));
-    let claimed: u64 = told["claims"].as_object().expect("claims").values().map(number).sum();
-    let rest: u64 = [&told["free"], &device["overhead"], &device["foreign"]].map(number).iter().sum();
-    assert_eq!(claimed + rest, number(&device["total"]), "the claims add up to the total: {told}");
+    let claimed: u64 = report["claims"].as_object().expect("claims").values().map(number).sum();
+    let rest: u64 = [&report["free"], &device["overhead"], &device["foreign"]].map(number).iter().sum();
+    assert_eq!(claimed + rest, number(&device["total"]), "the claims add up to the total: {report}");
     // The value measured on an H200 is 2.26 million.
-    assert!((2_200_000..2_300_000).contains(&number(&told["kv_tokens"])), "{}", told["kv_tokens"]);
+    assert!((2_200_000..2_300_000).contains(&number(&report["kv_tokens"])), "{}", report["kv_tokens"]);
     let tokens: Vec<_> =
-        told["concurrency"].as_array().expect("a list").iter().map(|line| number(&line["tokens"])).collect();
+        report["concurrency"].as_array().expect("a list").iter().map(|line| number(&line["tokens"])).collect();
     assert_eq!(tokens, [512, 2048, 8192]);
-    let picture = &told["picture"];
+    let picture = &report["picture"];
     assert_eq!((&picture["pixels"], &picture["fits_context"]), (&json!(4_816_896), &json!(true)));
     assert_eq!(picture["model_pixels"], 12_845_056, "the model's own limit is reported");
     let limited = object(&plan(&["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b", "--max-pixels", "1003520"]));
@@ -273,9 +276,9 @@ fn smaller_pictures_leave_more_memory_for_the_kv_cache() {
     let at = |pixels: Option<&str>| {
         let pixels = pixels.map_or(Vec::new(), |pixels| vec!["--max-pixels", pixels]);
         let card = ["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b", "--total", "24GiB"];
-        let told = object(&plan(&[&card[..], &pixels].concat()));
-        let vision = ["vision workspace", "vision cache"].map(|class| number(&told["claims"][class]));
-        (number(&told["kv_tokens"]), vision)
+        let report = object(&plan(&[&card[..], &pixels].concat()));
+        let vision = ["vision workspace", "vision cache"].map(|class| number(&report["claims"][class]));
+        (number(&report["kv_tokens"]), vision)
     };
     let sizes = [Some("6422528"), None, Some("4000000"), Some("2073600"), Some("1003520")].map(at);
     for pair in sizes.windows(2) {
@@ -289,7 +292,7 @@ fn smaller_pictures_leave_more_memory_for_the_kv_cache() {
 
 #[test]
 fn impossible_gpus_are_refused_by_name() {
-    for (gpu, said) in [
+    for (gpu, expected) in [
         ("sm_70:80", "sm_70"),
         ("sm_10", "sm_10"),
         ("sm_999", "sm_999"),
@@ -297,8 +300,8 @@ fn impossible_gpus_are_refused_by_name() {
         ("h300", "h200"),
     ] {
         let output = plan(&["--shape", "qwen2.5-vl-tiny", "--total", "24GiB", "--gpu", gpu]);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && told.contains(said), "{gpu}: {told}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && stderr.contains(expected), "{gpu}: {stderr}");
     }
 }
 
@@ -308,10 +311,10 @@ fn a_plan_shows_the_cache_groups_of_a_model_with_windows() {
     let limits = ["--max-model-len", "512", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"];
     for place in [&["--device", "host", "--total", "1GiB"][..], &["--gpu", "h200"]] {
         let of = |more: &[&str]| plan(&[&["--model", &folder][..], &limits, place, more].concat());
-        let told = object(&of(&["--json"]));
+        let report = object(&of(&["--json"]));
         let groups = json!([{ "window": null, "layers": 2 }, { "window": 23, "layers": 2 }]);
         // The window and the chunks of two steps lie in at most eleven blocks.
-        assert_eq!((&told["cache_groups"], &told["context_blocks"]), (&groups, &json!(32 + 11)));
+        assert_eq!((&report["cache_groups"], &report["context_blocks"]), (&groups, &json!(32 + 11)));
         let text = String::from_utf8_lossy(&of(&[]).stdout).into_owned();
         assert!(text.contains("  2 layers with a window of 23 tokens\n"), "{text}");
         assert!(text.contains("a sequence of 512 tokens holds at most 43 blocks"), "{text}");
@@ -350,9 +353,11 @@ fn a_plan_finds_the_fewest_cards_that_fit() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         object(&output)
     };
-    for (shape, ranks, said) in [("qwen2.5-vl-72b", 2, "over 2 devices (1: "), ("qwen2.5-vl-7b", 1, "on one device")] {
+    for (shape, ranks, expected) in
+        [("qwen2.5-vl-72b", 2, "over 2 devices (1: "), ("qwen2.5-vl-7b", 1, "on one device")]
+    {
         let report = of(&["--shape", shape, "--gpu", "h200"], 0);
-        assert!(number(&report["ranks"]) == ranks && report["notes"].to_string().contains(said), "{report}");
+        assert!(number(&report["ranks"]) == ranks && report["notes"].to_string().contains(expected), "{report}");
     }
     let none = of(&["--shape", "qwen2.5-vl-72b", "--gpu", "h200", "--total", "8GiB"], 1);
     let notes = none["notes"].to_string();
@@ -368,7 +373,7 @@ fn a_plan_finds_the_fewest_cards_that_fit() {
 
 #[test]
 fn an_invalid_plan_has_a_separate_exit_code() {
-    for (arguments, said) in [
+    for (arguments, expected) in [
         (&["--shape", "gpt-9"][..], "gpt-9"),
         (&["--model", "/no/such/model"], "/no/such/model"),
         (&["--swap-space", "-4"], "--swap-space is -4"),
@@ -381,10 +386,10 @@ fn an_invalid_plan_has_a_separate_exit_code() {
     ] {
         let output = plan(&[arguments, &["--json"]].concat());
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        let told = object(&output);
-        assert!(told["error"].as_str().is_some_and(|error| error.contains(said)), "{told}");
-        assert!(told["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{told}");
-        assert_eq!(told["type"], "error", "an error has the type of other commands");
+        let report = object(&output);
+        assert!(report["error"].as_str().is_some_and(|error| error.contains(expected)), "{report}");
+        assert!(report["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{report}");
+        assert_eq!(report["type"], "error", "an error has the type of other commands");
     }
     let folder = Folder::empty();
     let file = folder.path().join("knobs.json");
@@ -461,9 +466,9 @@ fn a_model_that_does_not_fit_is_refused_before_any_allocation() {
             assert!(!changed.is_empty(), "{error}: {}", error.hint());
             for options in changed {
                 // A model starts with each suggestion separately.
-                let (device, told) = (device_of(Bytes::mib(64)), format!("{options:?}"));
+                let (device, context) = (device_of(Bytes::mib(64)), format!("{options:?}"));
                 let model = runtime_on(&device).await.load_with(ModelSource::demo(), options, |_| {}).await;
-                model.unwrap_or_else(|error| panic!("{error}: {told}"));
+                model.unwrap_or_else(|error| panic!("{error}: {context}"));
             }
         }
     });
@@ -514,23 +519,23 @@ fn a_start_matches_its_plan_and_each_suggestion_starts() {
             |total: Bytes| plan(&["--json", "--device", "host", "--knobs", &file, "--total", &total.0.to_string()]);
 
         let roomy = Bytes::mib(64);
-        let told = object(&planned(roomy));
+        let plan_report = object(&planned(roomy));
         let (canary, load) = options(&json!({}));
         assert_eq!(load.envelope, None::<Envelope>, "the knobs file sets no envelope");
         let tokens = start(roomy, canary, load).await.expect("the plan says that the model fits");
-        assert_eq!(told["kv_tokens"], tokens as u64, "the plan predicts the exact number of tokens");
+        assert_eq!(plan_report["kv_tokens"], tokens as u64, "the plan predicts the exact number of tokens");
 
         let scarce = Bytes::mib(28);
-        let told = object(&planned(scarce));
-        assert_eq!(told["fits"], false, "{told}");
+        let report = object(&planned(scarce));
+        assert_eq!(report["fits"], false, "{report}");
         let (canary, load) = options(&json!({}));
         let refused = start(scarce, canary, load).await.expect_err("the plan says that the model does not fit");
         assert!(
             matches!(&refused, RuntimeError::Start(start) if matches!(**start, StartError::DoesNotFit(_))),
             "{refused}"
         );
-        let suggestions = told["suggestions"].as_array().expect("a list");
-        assert!(suggestions.len() >= 2, "{told}");
+        let suggestions = report["suggestions"].as_array().expect("a list");
+        assert!(suggestions.len() >= 2, "{report}");
         for suggestion in suggestions {
             let (flag, to) = (suggestion["flag"].as_str().expect("a name"), &suggestion["to"]);
             let knob = flag.trim_start_matches("--").replace('-', "_");

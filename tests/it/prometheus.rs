@@ -40,16 +40,16 @@ use crate::{
 const ALONE: &str = "BURSAR_TEST_ALONE";
 
 /// Runs this test in a separate process. `name` is the test's full name.
-fn alone(name: &str, told: impl Future<Output = ()>) {
+fn alone(name: &str, test: impl Future<Output = ()>) {
     if env::var_os(ALONE).is_some_and(|named| named == name) {
-        return story(told);
+        return story(test);
     }
     let program = env::current_exe().expect("the path of this program");
     let mut command = Command::new(program);
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(ALONE, name);
     let output = command.output().expect("the program starts");
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
-    assert!(output.status.success() && said[0].contains("1 passed"), "{}\n{}", said[0], said[1]);
+    let stderr = [output.stdout, output.stderr].map(|expected| String::from_utf8_lossy(&expected).into_owned());
+    assert!(output.status.success() && stderr[0].contains("1 passed"), "{}\n{}", stderr[0], stderr[1]);
 }
 
 /// Returns whether a program of Debian's package `prometheus` is installed. Prints a note if not.
@@ -91,8 +91,9 @@ fn promtool(arguments: &[&str], input: &str) {
     let mut child = command.spawn().expect("the tool starts");
     child.stdin.take().expect("stdin is piped").write_all(input.as_bytes()).expect("the program reads");
     let output = child.wait_with_output().expect("the program ends");
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
-    assert!(output.status.success(), "promtool {arguments:?}:\n{said}");
+    let stderr =
+        [output.stdout, output.stderr].map(|expected| String::from_utf8_lossy(&expected).into_owned()).concat();
+    assert!(output.status.success(), "promtool {arguments:?}:\n{stderr}");
 }
 
 /// A Prometheus server that scrapes one process.
@@ -333,14 +334,14 @@ fn errors_of_serving_metrics_have_hints() {
         let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let taken_at = taken.local_addr().expect("an address");
         let elsewhere = "192.0.2.1:9464"; // Reserved for documentation (RFC 5737).
-        for (address, said, hint) in [
+        for (address, expected, hint) in [
             ("nowhere".to_owned(), "\"nowhere\"", "a port"),
             (taken_at.to_string(), &*taken_at.to_string(), "port 0"),
             (elsewhere.to_owned(), elsewhere, "an address of this machine"),
             ("0".to_owned(), "recorder", "bursar::metric::buckets"),
         ] {
             let error = runtime.serve_metrics(&address).await.expect_err("metrics cannot be served there");
-            assert!(error.to_string().contains(said) && error.hint().contains(hint), "{address}: {error:?}");
+            assert!(error.to_string().contains(expected) && error.hint().contains(hint), "{address}: {error:?}");
             assert_eq!(matches!(error, ServeMetricsError::AnotherRecorder), address == "0");
         }
         runtime.shutdown().await;
@@ -354,9 +355,9 @@ fn a_command_serves_its_metrics_while_it_runs() {
     command.args(["--sequences", "2", "--step-tokens", "32", "--launch-patches", "64", "--temperature", "0"]);
     command.env("BURSAR_METRICS", "0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary is there");
-    let mut told = BufReader::new(child.stderr.take().expect("stderr is piped"));
+    let mut stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
     let mut line = String::new();
-    told.read_line(&mut line).expect("the address is printed");
+    stderr.read_line(&mut line).expect("the address is printed");
     let address = line.trim().strip_prefix("metrics: http://").and_then(|rest| rest.strip_suffix("/metrics"));
     let address: SocketAddr = address.and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"));
     assert!(address.ip().is_loopback(), "a port without an address is on the loopback: {address}");
@@ -377,7 +378,7 @@ fn a_command_serves_its_metrics_while_it_runs() {
     asks.write_all(b"/quit\n").expect("the program reads");
     assert!(child.wait().expect("the program ends").success());
     let mut rest = String::new();
-    told.read_to_string(&mut rest).expect("text");
+    stderr.read_to_string(&mut rest).expect("text");
     assert_eq!(rest, "", "only one line is printed");
     assert!(std::net::TcpStream::connect(address).is_err(), "the server has ended");
 }
@@ -392,11 +393,13 @@ fn a_command_unable_to_serve_metrics_says_why_with_a_hint() {
         let output = command.output().expect("the binary is there");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (code, said) = chat("localhost:9464");
-    assert!(code == Some(2) && said.contains("127.0.0.1:9464"), "{said}");
-    let (code, said) = chat(&taken.1);
+    let (code, expected) = chat("localhost:9464");
+    assert!(code == Some(2) && expected.contains("127.0.0.1:9464"), "{expected}");
+    let (code, expected) = chat(&taken.1);
     assert!(
-        code == Some(1) && said.contains(&taken.1) && said.contains("hint: stop the process that listens there"),
-        "{said}"
+        code == Some(1)
+            && expected.contains(&taken.1)
+            && expected.contains("hint: stop the process that listens there"),
+        "{expected}"
     );
 }

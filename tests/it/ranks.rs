@@ -5,9 +5,9 @@ use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
 
 use bursar::{
-    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Event, Hint, HostDevice, Intensity, Lack, LoadOptions,
-    MinDevicesFor, ModelHandle, ModelSource, NoRanksFit, OutputFormat, RanksLack, Runtime, RuntimeConfig, RuntimeError,
-    StartError, WatchOptions,
+    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Event, Hint, HostDevice, Intensity, LoadOptions,
+    MinDevicesFor, ModelHandle, ModelSource, NoRanksFit, OutputFormat, RanksShortfall, Runtime, RuntimeConfig,
+    RuntimeError, Shortfall, StartError, WatchOptions,
 };
 use bursar_actors::{engine::EngineMessage, engine::WhichLane, responder::Responder};
 use bursar_budgets::testing::Script;
@@ -139,16 +139,19 @@ fn a_runtime_uses_the_fewest_devices_that_fit_its_model() {
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         let StartError::NoRanksFit(NoRanksFit { tried, .. }) = &**start else { panic!("{start:?}") };
         assert_eq!(tried.iter().map(|tried| tried.ranks).collect::<Vec<_>>(), [1, 2, 3, 4]);
-        let RanksLack::Lack(Lack::Memory { needed, .. }) = tried[0].lack else { panic!("{tried:?}") };
-        assert!(matches!(&tried[2].lack, RanksLack::Cut(why) if why.contains("key heads")), "{tried:?}");
+        let RanksShortfall::OnEach(Shortfall::Memory { needed, .. }) = tried[0].shortfall else { panic!("{tried:?}") };
+        assert!(
+            matches!(&tried[2].shortfall, RanksShortfall::Indivisible(why) if why.contains("key heads")),
+            "{tried:?}"
+        );
         for (capacity, ranks) in [(needed, 2), (needed * 2, 1)] {
             let runtime = of_four(capacity).await.expect("the model fits");
             assert_eq!(runtime.device().ranks().len().max(1), ranks, "devices of {capacity} each");
             let model = demo(&runtime, options.clone()).await;
             assert_eq!(model.serving().await.expect("the model serves").kv_tokens, 16384);
-            let told = runtime.recent_events();
-            let Event::RanksChosen { ranks: told, reason, .. } = &told[0].event else { panic!("{told:?}") };
-            assert_eq!(*told, ranks);
+            let events = runtime.recent_events();
+            let Event::RanksChosen { ranks: events, reason, .. } = &events[0].event else { panic!("{events:?}") };
+            assert_eq!(*events, ranks);
             assert_eq!(ranks == 2, reason.contains("(1: "), "the reason names the number that is too small: {reason}");
             runtime.shutdown().await;
         }
@@ -178,9 +181,10 @@ fn another_process_on_one_card_shrinks_and_regrows_all_ranks() {
             .await;
             let card = format!("host#{taken_on}");
             for name in ["canary_given", "shrink"] {
-                let told = stage.runtime.recent_events();
-                let told = told.iter().rev().find(|told| told.event.name() == name).expect("the event was recorded");
-                assert_eq!(serde_json::to_value(&told.event).expect("JSON")["card"], card, "{told:?}");
+                let events = stage.runtime.recent_events();
+                let recorded =
+                    events.iter().rev().find(|events| events.event.name() == name).expect("the event was recorded");
+                assert_eq!(serde_json::to_value(&recorded.event).expect("JSON")["card"], card, "{recorded:?}");
             }
             assert_eq!(ask(&model, about(1)).await.expect("the model answers").text, reply);
             stage.devices[taken_on].foreign_gives_back(wanted);

@@ -26,8 +26,8 @@ struct Tried {
 }
 
 async fn try_with(runtime: &Runtime, options: LoadOptions) -> Tried {
-    let heard = Arc::new(Mutex::new(Vec::<AttemptReport>::new()));
-    let attempts = heard.clone();
+    let reports = Arc::new(Mutex::new(Vec::<AttemptReport>::new()));
+    let attempts = reports.clone();
     let listen = move |progress| {
         if let Progress::Attempt(report) = progress {
             let mut attempts = attempts.lock().expect("no holder panicked");
@@ -36,11 +36,11 @@ async fn try_with(runtime: &Runtime, options: LoadOptions) -> Tried {
         }
     };
     let outcome = runtime.load_with(ModelSource::demo(), options, listen).await;
-    let attempts = || heard.lock().expect("no holder panicked").clone();
+    let attempts = || reports.lock().expect("no holder panicked").clone();
     if let Ok(model) = &outcome {
         let reply = model.chat(text("Who are you?").max_tokens(4)).await.expect("accepted");
-        let said = crate::stage::listen(reply).await;
-        assert!(said.is_ok() || attempts().len() == 4, "{said:?}");
+        let reply = crate::stage::listen(reply).await;
+        assert!(reply.is_ok() || attempts().len() == 4, "{reply:?}");
     }
     Tried { attempts: attempts(), outcome }
 }
@@ -94,17 +94,19 @@ fn refused_memory_in_any_phase_shrinks_the_cache_or_advises() {
                         assert_eq!((phase, attempts.len()), (Phase::Serve, 4));
                         let error = model.serving().await.err().expect("the model has stopped");
                         let ChatError::NotStarted(start) = &error else { panic!("{when}: {error:?}") };
-                        let StartError::Profile { attempts: told, .. } = start.as_ref() else { panic!("{start:?}") };
-                        assert_eq!(told, &attempts, "{when}");
+                        let StartError::Profile { attempts: reported, .. } = start.as_ref() else {
+                            panic!("{start:?}")
+                        };
+                        assert_eq!(reported, &attempts, "{when}");
                         assert!(error.hint().contains("kv_tokens"), "{when}: {}", error.hint());
                     }
                     Err(error) => {
                         assert!(refused == 4 && phase != Phase::Serve, "{when}: {error}");
                         let RuntimeError::Start(start) = &error else { panic!("{when}: {error:?}") };
-                        let StartError::Profile { attempts: told, knobs, .. } = start.as_ref() else {
+                        let StartError::Profile { attempts: reported, knobs, .. } = start.as_ref() else {
                             panic!("{when}: {start:?}")
                         };
-                        assert_eq!(told, &attempts, "{when}");
+                        assert_eq!(reported, &attempts, "{when}");
                         for name in ["kv_tokens", "step_tokens", "sequences", "context_tokens", "launch_patches"] {
                             assert!(knobs.iter().any(|knob| knob.knob == name), "{when}: no {name} in {knobs:?}");
                             assert!(error.hint().contains(name), "{when}: {}", error.hint());
@@ -169,9 +171,9 @@ fn steps_and_launches_that_were_refused_memory_run_again() {
                 replies.push(stage.model.chat(about(number)).await.expect("accepted"));
             }
             for (number, reply) in numbers.into_iter().zip(replies) {
-                let said = listen(reply).await.expect("the reply ends well").text;
+                let reply = listen(reply).await.expect("the reply ends well").text;
                 if let Some(expected) = expected.get(number as usize - 1) {
-                    assert_eq!(&said, expected, "round {round}");
+                    assert_eq!(&reply, expected, "round {round}");
                 }
             }
             eventually("new actors serve", async || {
@@ -218,8 +220,8 @@ fn a_request_survives_three_refusals_of_memory() {
         let runtime = runtime_on(&device).await;
         let faults = FaultPlan::none().refuse(Phase::Serve, 3);
         let model = runtime.load_with(ModelSource::demo(), LoadOptions { faults, ..sized() }, |_| {}).await;
-        let said = answer(&model.expect("the model starts"), about(1)).await;
-        assert!(!said.is_empty());
+        let reply = answer(&model.expect("the model starts"), about(1)).await;
+        assert!(!reply.is_empty());
         runtime.shutdown().await;
     });
 }

@@ -38,13 +38,13 @@ fn each_number_is_checked_against_its_range_and_refused_by_name() {
         let before = stage.snapshot().await;
         for (name, set, refused, taken) in parameters() {
             for &value in refused.iter().chain(&NO_NUMBERS) {
-                let beside = stage.model.chat(about(1)).await.expect("the good request is accepted");
+                let other = stage.model.chat(about(1)).await.expect("the good request is accepted");
                 let error = ask(&stage.model, set(about(2), value)).await.expect_err(name);
                 assert!(matches!(error, ChatError::Sampling(_)), "{name} {value}: {error:?}");
-                let said = error.to_string();
-                assert!(said.contains(name) && said.contains(&value.to_string()), "{name} {value}: {said}");
+                let message = error.to_string();
+                assert!(message.contains(name) && message.contains(&value.to_string()), "{name} {value}: {message}");
                 assert!(error.hint().contains(name), "{name} {value}: {}", error.hint());
-                assert_eq!(listen(beside).await.expect("the model answers").text, expected, "during {name} {value}");
+                assert_eq!(listen(other).await.expect("the model answers").text, expected, "during {name} {value}");
             }
             for &value in taken {
                 let whole = ask(&stage.model, set(text("Who are you?").temperature(1.0), value).max_tokens(2)).await;

@@ -63,87 +63,91 @@ struct Answerers {
 fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
     let budget = world.runtime.budget();
     let request = |class, bytes| Request::new(Owner::new("rule 13", 0), class, "rule 13", bytes);
-    let said = |error: &dyn std::fmt::Display| error.to_string();
+    let message_of = |error: &dyn std::fmt::Display| error.to_string();
     match (question.what, question.to) {
         ("load a model", _) => Box::pin(async move {
             let name = Some("another".to_owned());
             let loaded = world.runtime.load_with(ModelSource::demo(), LoadOptions { name, ..small() }, |_| {}).await;
-            loaded.map(drop).map_err(|error| said(&error))
+            loaded.map(drop).map_err(|error| message_of(&error))
         }),
-        ("shut down", _) => Box::pin(async move { world.runtime.unload("nobody").await.map_err(|error| said(&error)) }),
+        ("shut down", _) => {
+            Box::pin(async move { world.runtime.unload("nobody").await.map_err(|error| message_of(&error)) })
+        }
         ("supervised actors", _) => {
-            Box::pin(async move { world.runtime.supervised().await.map(drop).map_err(|error| said(&error)) })
+            Box::pin(async move { world.runtime.supervised().await.map(drop).map_err(|error| message_of(&error)) })
         }
         ("health", _) => Box::pin(async move {
             let is_live = world.runtime.health().await.is_live;
             is_live.then_some(()).ok_or_else(|| "the runtime does not answer".to_owned())
         }),
-        ("measure", _) => Box::pin(async move { budget.measure().await.map(drop).map_err(|error| said(&error)) }),
-        ("snapshot", _) => Box::pin(async move { budget.snapshot().await.map(drop).map_err(|error| said(&error)) }),
-        ("clear a dead owner", _) => {
-            Box::pin(async move { testing::clear(budget, Owner::new("nobody", 0)).await.map_err(|error| said(&error)) })
+        ("measure", _) => Box::pin(async move { budget.measure().await.map(drop).map_err(|error| message_of(&error)) }),
+        ("snapshot", _) => {
+            Box::pin(async move { budget.snapshot().await.map(drop).map_err(|error| message_of(&error)) })
         }
+        ("clear a dead owner", _) => Box::pin(async move {
+            testing::clear(budget, Owner::new("nobody", 0)).await.map_err(|error| message_of(&error))
+        }),
         ("move the gate", _) => Box::pin(async move {
             let moved = testing::move_gate(budget, Label::from("rule 13"), Gate::Open).await;
-            moved.map(drop).map_err(|error| said(&error))
+            moved.map(drop).map_err(|error| message_of(&error))
         }),
         ("evidence", _) => {
-            Box::pin(async move { testing::evidence(budget).await.map(drop).map_err(|error| said(&error)) })
+            Box::pin(async move { testing::evidence(budget).await.map(drop).map_err(|error| message_of(&error)) })
         }
-        ("room", _) => Box::pin(async move { budget.available().await.map(drop).map_err(|error| said(&error)) }),
+        ("room", _) => Box::pin(async move { budget.available().await.map(drop).map_err(|error| message_of(&error)) }),
         ("put a model to sleep", _) => Box::pin(async move {
             let (reply, answer) = Responder::new();
             let order = SleepOrder::Sleep { level: SleepLevel::Level2, within: Duration::ZERO, reply };
             let message = RuntimeMessage::SleepOrder { name: "nobody".to_owned(), load: 0, order };
-            world.runtime.cell().send_message(message).map_err(|error| said(&error))?;
+            world.runtime.cell().send_message(message).map_err(|error| message_of(&error))?;
             // The error that no such model exists also counts as an answer.
-            question.wait(answer).await.map(drop).map_err(|error| said(&error))
+            question.wait(answer).await.map(drop).map_err(|error| message_of(&error))
         }),
         ("lease or resize" | "resize keys and values" | "lease memory for weights", _) => Box::pin(async move {
             let resized = testing::resize(budget, *question, &world.lease, Bytes::mib(2)).await;
-            resized.map_err(|error| said(&error))
+            resized.map_err(|error| message_of(&error))
         }),
         ("lease" | "lease host memory", _) => Box::pin(async move {
             let class = if question.what == "lease" { Class::external("rule 13") } else { Class::Host };
             let lease = testing::lease(budget, *question, request(class, Bytes::mib(1)), true).await;
-            lease.map(drop).map_err(|error| said(&error))
+            lease.map(drop).map_err(|error| message_of(&error))
         }),
         ("run a worst case" | "capture a graph" | "capture a graph again", _) => Box::pin(async move {
             // A lane answers through an `Answer` even if its thread dies with the job. Dropping the
             // `Answer` simulates such a death.
             let (reply, answer) = Responder::new();
             drop(Answer::<()>::to(|outcome| reply.answer(outcome)));
-            let outcome = question.wait(answer).await.map_err(|error| said(&error))?;
-            outcome.map_err(|error| said(&error))
+            let outcome = question.wait(answer).await.map_err(|error| message_of(&error))?;
+            outcome.map_err(|error| message_of(&error))
         }),
         ("embed pictures", _) => Box::pin(async move {
-            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let serving = world.model.serving().await.map_err(|error| message_of(&error))?;
             let vision = serving.vision.expect("the demo model takes pictures");
             let picture = EncodedImage::new(crate::stage::png(&image::RgbImage::new(56, 56)));
             let limits = MediaLimits { envelope: &serving.context.envelope, image: &serving.context.image_limits };
             let processors = serving.context.processors.as_ref().expect("the demo model takes pictures");
-            let pictures = processors.plan(&[Media::Image(picture)], limits).map_err(|error| said(&error))?;
+            let pictures = processors.plan(&[Media::Image(picture)], limits).map_err(|error| message_of(&error))?;
             let embedded = question
                 .ask(&vision, |reply| VisionMessage::Embed { pictures, rank: Priority::default(), reply })
                 .await;
-            embedded.map_err(|error| said(&error))?.map(drop).map_err(|error| said(&error))
+            embedded.map_err(|error| message_of(&error))?.map(drop).map_err(|error| message_of(&error))
         }),
         ("name pictures", _) => Box::pin(async move {
-            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let serving = world.model.serving().await.map_err(|error| message_of(&error))?;
             let vision = serving.vision.expect("the demo model takes pictures");
             let named = question.ask(&vision, |reply| VisionMessage::Name { files: Vec::new(), reply }).await;
-            named.map(drop).map_err(|error| said(&error))
+            named.map(drop).map_err(|error| message_of(&error))
         }),
         ("look up a prefix", _) => Box::pin(async move {
-            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let serving = world.model.serving().await.map_err(|error| message_of(&error))?;
             let look_up = |reply| SchedulerMessage::LookUp { prefix: PrefixKeys::default(), reply };
-            question.ask(&serving.scheduler, look_up).await.map(drop).map_err(|error| said(&error))
+            question.ask(&serving.scheduler, look_up).await.map(drop).map_err(|error| message_of(&error))
         }),
         ("use another number of blocks", _) => Box::pin(async move {
-            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let serving = world.model.serving().await.map_err(|error| message_of(&error))?;
             let blocks = serving.record.kv_blocks;
             let resized = question.ask(&serving.scheduler, |reply| SchedulerMessage::Resize { blocks, reply }).await;
-            resized.map_err(|error| said(&error))
+            resized.map_err(|error| message_of(&error))
         }),
         other => panic!("{other:?} is in the table of questions but is not asked here"),
     }
@@ -250,10 +254,10 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
             ("no temperature", secret().temperature(f64::NAN)),
             ("no tokens", secret().max_tokens(0)),
         ];
-        let mut said = Vec::new();
+        let mut parts = Vec::new();
         for (name, chat) in chats {
             let error = ask(&stage.model, chat).await.expect_err(name);
-            said.push(all_texts_of(&error));
+            parts.push(all_texts_of(&error));
         }
         let reply = answer(&stage.model, secret().temperature(9.0).top_k(0).seed(1)).await;
         assert!(reply.len() > 8, "the reply has only {} bytes of text to search for", reply.len());
@@ -264,7 +268,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         loop {
             match stage.model.chat(secret()).await {
                 Ok(reply) => unread.push(reply),
-                Err(error) => break said.push(all_texts_of(&error)),
+                Err(error) => break parts.push(all_texts_of(&error)),
             }
         }
         let serving = stage.model.serving().await.expect("the model serves");
@@ -275,12 +279,12 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         .await;
         stage.runtime.unload("demo").await.expect("the model unloads");
         for reply in under_way.into_iter().map(|reply| reply.expect("accepted")).chain(unread) {
-            said.extend(listen(reply).await.err().as_ref().map(all_texts_of));
+            parts.extend(listen(reply).await.err().as_ref().map(all_texts_of));
         }
-        said.push(all_texts_of(&ask(&stage.model, secret()).await.expect_err("the model has ended")));
+        parts.push(all_texts_of(&ask(&stage.model, secret()).await.expect_err("the model has ended")));
 
-        assert!(said.len() >= 8, "only {} errors were collected", said.len());
-        for error in said {
+        assert!(parts.len() >= 8, "only {} errors were collected", parts.len());
+        for error in parts {
             assert!(!error.contains(SECRET) && !error.contains(&reply), "an error shows content of a request");
         }
         let names = metrics_log.names();

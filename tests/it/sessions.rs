@@ -144,11 +144,11 @@ fn an_error_during_a_reply_starts_a_new_line() {
     // on this machine.
     for deadline in ["0.1", "0.3", "1", "3", "10"] {
         let output = chat(&[&ENDLESS[..], &["--deadline", deadline, "hello"]].concat(), "");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(output.status.code(), Some(1), "{}", stderr_of(&output));
         assert!(stderr_of(&output).starts_with("error: "), "{}", stderr_of(&output));
-        if !said.is_empty() {
-            assert!(said.ends_with('\n'), "{said:?}");
+        if !stdout.is_empty() {
+            assert!(stdout.ends_with('\n'), "{stdout:?}");
             return;
         }
     }
@@ -157,7 +157,7 @@ fn an_error_during_a_reply_starts_a_new_line() {
 
 struct Spoken {
     child: Child,
-    heard: BufReader<ChildStdout>,
+    received: BufReader<ChildStdout>,
 }
 
 impl Spoken {
@@ -165,8 +165,8 @@ impl Spoken {
         let mut command = command(&[&ENDLESS[..], &["--json"]].concat());
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.expect("the binary is there");
-        let heard = BufReader::new(child.stdout.take().expect("stdout is piped"));
-        Spoken { child, heard }
+        let received = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        Spoken { child, received }
     }
 
     fn say(&mut self, line: &str) {
@@ -178,7 +178,7 @@ impl Spoken {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.heard.read_line(&mut line).expect("UTF-8") > 0, "the program ended before {kind}");
+            assert!(self.received.read_line(&mut line).expect("UTF-8") > 0, "the program ended before {kind}");
             let event: Value = serde_json::from_str(&line).expect("an event");
             if event["type"] == kind {
                 return event;

@@ -519,7 +519,7 @@ fn a_wake_waits_for_memory_that_a_tenant_releases() {
         let asked = tokio::spawn(async move { ask(&model, about(1)).await });
         let is_told = |event: &serde_json::Value| event["event"] == "not_woken";
         eventually("the wake finds no memory", async || {
-            serde_json::json!(stage.runtime.recent_events()).as_array().is_some_and(|told| told.iter().any(is_told))
+            serde_json::json!(stage.runtime.recent_events()).as_array().is_some_and(|events| events.iter().any(is_told))
         })
         .await;
         drop(tenant);

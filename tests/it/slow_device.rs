@@ -63,18 +63,18 @@ fn an_unload_disturbs_no_model_and_waits_for_its_memory() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
-        let beside = demo(&runtime, small()).await;
+        let other = demo(&runtime, small()).await;
         let kept = runtime.budget().snapshot().await.expect("the budget answers").granted;
         let going = LoadOptions { name: Some("going".into()), ..small() };
         runtime.load_with(ModelSource::demo(), going, |_| {}).await.expect("the model starts");
-        let expected = answer(&beside, about(1)).await;
+        let expected = answer(&other, about(1)).await;
         device.hold_calls();
         let unloading = tokio::spawn({
             let runtime = runtime.clone();
             async move { runtime.unload("going").await }
         });
         until_held(&device).await;
-        assert_eq!(answer(&beside, about(1)).await, expected);
+        assert_eq!(answer(&other, about(1)).await, expected);
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert!(ledger.granted > kept && ledger.deficit.is_zero(), "memory waits for the device: {ledger}");
         assert!(!unloading.is_finished(), "the unload waits for the device");

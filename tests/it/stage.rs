@@ -167,7 +167,7 @@ impl Stage {
     pub async fn settled(&self, before: &Snapshot) {
         eventually("the ledger is as before", async || self.snapshot().await == *before).await;
         let serving = self.model.serving().await.expect("the model serves");
-        eventually("all blocks are home", async || {
+        eventually("all blocks are free", async || {
             let (reply, count) = bursar_actors::responder::Responder::new();
             drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             count.await.is_ok_and(|usage| usage.held == 0)

@@ -4,7 +4,8 @@ use bursar_budgets::testing::HostControl;
 use std::sync::{Arc, Mutex};
 
 use bursar::{
-    Bytes, Depth, Hint, Lack, Limits, LoadOptions, ModelSource, Notice, Progress, RuntimeError, Snapshot, StartError,
+    Bytes, Depth, Hint, Limits, LoadOptions, ModelSource, Notice, Progress, RuntimeError, Shortfall, Snapshot,
+    StartError,
 };
 use bursar_budgets::testing::Script;
 
@@ -15,7 +16,7 @@ async fn snapshot(runtime: &bursar::Runtime) -> Snapshot {
 }
 
 /// Checks that all bytes were returned, in the ledger and on the device.
-async fn assert_all_home(runtime: &bursar::Runtime, device: &bursar::HostDevice, when: &str) {
+async fn assert_all_returned(runtime: &bursar::Runtime, device: &bursar::HostDevice, when: &str) {
     let ledger = snapshot(runtime).await;
     assert!(ledger.leases.is_empty() && ledger.granted.is_zero(), "{when}: {ledger}");
     // Handles of dead actors may drop their address reservations a moment later,
@@ -31,11 +32,11 @@ fn a_start_on_a_small_device_reports_shortfall_and_fix() {
         let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("the model cannot fit");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         let StartError::DoesNotFit(unfit) = start.as_ref() else { panic!("{start:?}") };
-        let Lack::Memory { needed, available, short_by } = unfit.lack else { panic!("{unfit}") };
+        let Shortfall::Memory { needed, available, short_by } = unfit.shortfall else { panic!("{unfit}") };
         assert_eq!(short_by, needed - available);
         assert!(error.to_string().contains(&short_by.exact()), "{error}");
         assert!(error.hint().contains("`capacity` "), "{}", error.hint());
-        assert_all_home(&runtime, &device, "after a start that does not fit").await;
+        assert_all_returned(&runtime, &device, "after a start that does not fit").await;
         assert_eq!(device.counts().backs, 0, "no memory was backed");
     });
 }
@@ -45,8 +46,8 @@ fn host_worst_cases_run_only_the_layers_that_prove_the_plan() {
     story(async {
         for (full_stress, expected) in [(false, &[Depth::First(1)][..]), (true, &[Depth::Whole; 2])] {
             let runtime = runtime_on(&device()).await;
-            let told = Arc::new(Mutex::new(Vec::new()));
-            let seen = told.clone();
+            let messages = Arc::new(Mutex::new(Vec::new()));
+            let seen = messages.clone();
             let note = move |progress| {
                 if let Progress::Profiling { what, depth, .. } = progress {
                     seen.lock().expect("no panic").push((what, depth));
@@ -54,12 +55,12 @@ fn host_worst_cases_run_only_the_layers_that_prove_the_plan() {
             };
             let options = LoadOptions { full_stress, ..small() };
             let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("the model starts");
-            let (record, told) =
-                (model.serving().await.expect("the model serves").record, told.lock().expect("no panic").clone());
+            let (record, messages) =
+                (model.serving().await.expect("the model serves").record, messages.lock().expect("no panic").clone());
             assert!(record.peaks.len() >= 3, "a vision model has several worst cases: {:?}", record.peaks);
             for (worst_case, _) in &record.peaks {
                 let depths: Vec<Depth> =
-                    told.iter().filter(|(what, _)| what == worst_case).map(|told| told.1).collect();
+                    messages.iter().filter(|(what, _)| what == worst_case).map(|messages| messages.1).collect();
                 assert_eq!(depths, expected, "{worst_case}");
             }
         }
@@ -75,10 +76,10 @@ fn a_start_reports_a_lowered_picture_limit() {
             Limits { context_tokens: Some(256), sequences: Some(2), step_tokens: Some(32), ..Limits::default() };
         let options = LoadOptions { limits, kv_tokens: Some(1024), ..LoadOptions::default() };
         let notices = Arc::new(Mutex::new(Vec::new()));
-        let heard = notices.clone();
+        let listener = notices.clone();
         let note = move |progress| {
             if let Progress::Notice(notice) = progress {
-                heard.lock().expect("no panic").push(notice);
+                listener.lock().expect("no panic").push(notice);
             }
         };
         let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("the model starts");
@@ -100,7 +101,7 @@ fn a_failed_model_can_be_loaded_again_with_other_limits() {
             matches!(&error, RuntimeError::Start(start) if matches!(**start, StartError::DoesNotFit(_))),
             "{error:?}"
         );
-        assert_all_home(&runtime, &device, "after a start that was refused").await;
+        assert_all_returned(&runtime, &device, "after a start that was refused").await;
         let model = demo(&runtime, small()).await;
         assert_eq!(model.serving().await.expect("the model serves").context.name, "demo");
         answer(&model, about(1)).await;
@@ -140,7 +141,7 @@ fn a_refused_back_ends_in_a_smaller_cache_or_typed_error() {
                     failed += 1;
                     assert!(matches!(error, RuntimeError::Start(_)), "back {nth}: {error:?}");
                     assert!(!error.hint().is_empty(), "back {nth}");
-                    assert_all_home(&runtime, &device, &format!("back {nth} refused")).await;
+                    assert_all_returned(&runtime, &device, &format!("back {nth} refused")).await;
                 }
             }
             runtime.shutdown().await;
@@ -160,7 +161,7 @@ fn a_start_fails_after_four_refused_attempts() {
         let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("all attempts fail");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         assert!(matches!(start.as_ref(), StartError::Profile { attempt: 4, .. }), "{start:?}");
-        assert_all_home(&runtime, &device, "after four attempts").await;
+        assert_all_returned(&runtime, &device, "after four attempts").await;
     });
 }
 
@@ -228,7 +229,7 @@ fn an_unload_returns_every_byte_and_a_reload_works() {
         let loaded = snapshot(&runtime).await;
         for _ in 0..3 {
             runtime.unload("demo").await.expect("the model unloads");
-            assert_all_home(&runtime, &device, "after unloading").await;
+            assert_all_returned(&runtime, &device, "after unloading").await;
             let again = demo(&runtime, small()).await;
             assert_eq!(answer(&again, about(1)).await, expected);
             eventually("the same number of bytes is leased as before", async || {
@@ -254,7 +255,7 @@ fn an_unload_ends_each_running_request_once() {
         }
         drop(replies[0].next().await);
         runtime.unload("demo").await.expect("the model unloads");
-        assert_all_home(&runtime, &device, "after unloading under load").await;
+        assert_all_returned(&runtime, &device, "after unloading under load").await;
         for reply in replies {
             if let Err(error) = listen(reply).await {
                 assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
@@ -295,7 +296,7 @@ fn an_unload_at_any_moment_of_a_start_frees_everything() {
             };
             at_moment.recv().await;
             runtime.unload("demo").await.expect("the model unloads");
-            assert_all_home(&runtime, &device, &format!("unloaded at {moment:?}")).await;
+            assert_all_returned(&runtime, &device, &format!("unloaded at {moment:?}")).await;
             if let Err(error) = loading.await.expect("no panic") {
                 assert!(matches!(error, RuntimeError::Start(_)), "unloaded at {moment:?}: {error:?}");
             }

@@ -54,8 +54,8 @@ fn prompt_and_token_ids_are_sent_on_request() {
                     ChatEvent::TokenId(id) => ids.push(id),
                     ChatEvent::Text(piece) => {
                         so_far += &piece;
-                        let told = context.prompts.tokenizer().decode(&ids, true).expect("known ids");
-                        assert!(told.starts_with(&so_far), "token ids come before the text that they complete");
+                        let body = context.prompts.tokenizer().decode(&ids, true).expect("known ids");
+                        assert!(body.starts_with(&so_far), "token ids come before the text that they complete");
                     }
                     ChatEvent::Done { text, usage, end_token, .. } => {
                         assert_eq!((text.as_str(), usage.completion_tokens), (expected.text.as_str(), ids.len()));

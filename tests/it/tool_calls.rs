@@ -73,15 +73,15 @@ async fn read_reply(
             None => events.push(kind + &more),
         }
     }
-    let heard = last.expect("a reply has an end");
+    let reply = last.expect("a reply has an end");
     let of = |kind: &str| events.iter().filter_map(|event| event.strip_prefix(kind)).collect::<String>();
-    assert_eq!((of("text "), of("reasoning ")), (heard.text.clone(), heard.reasoning.clone()));
-    for (index, call) in heard.calls.iter().enumerate() {
+    assert_eq!((of("text "), of("reasoning ")), (reply.text.clone(), reply.reasoning.clone()));
+    for (index, call) in reply.calls.iter().enumerate() {
         assert_eq!(of(&format!("begin {index} ")), call.name);
         assert_eq!(of(&format!("arguments {index} ")), call.arguments);
         assert_eq!(of(&format!("end {index} ")), call.is_whole.to_string());
     }
-    Ok(ReadReply { events, ..heard })
+    Ok(ReadReply { events, ..reply })
 }
 
 fn weather() -> Value {
@@ -131,23 +131,23 @@ fn a_forced_call_follows_the_tools_schema() {
         let stage = Stage::set(roomy()).await;
         for seed in 0..4 {
             let chat = about().temperature(2.0).seed(seed).parallel_tool_calls(false).log_probabilities(1);
-            let heard =
+            let reply =
                 read_reply(&stage.model, chat.tool_choice(ToolChoice::Required), |_| {}).await.expect("an answer");
-            assert_eq!(heard.finish_reason, FinishReason::ToolCalls);
-            assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.scored), ("", "", heard.tokens));
-            let [call] = &heard.calls[..] else { panic!("{:?}", heard.calls) };
+            assert_eq!(reply.finish_reason, FinishReason::ToolCalls);
+            assert_eq!((reply.text.as_str(), reply.reasoning.as_str(), reply.scored), ("", "", reply.tokens));
+            let [call] = &reply.calls[..] else { panic!("{:?}", reply.calls) };
             assert!(
                 ["weather", "clock"].contains(&call.name.as_str()) && call.is_whole && call.id.starts_with("call_")
             );
         }
         let named = |name: &str| about().tool_choice(ToolChoice::Named(name.to_owned()));
-        let heard = read_reply(&stage.model, named("weather"), |_| {}).await.expect("the model answers");
-        let arguments = heard.calls[0].parsed().expect("an object");
+        let answered = read_reply(&stage.model, named("weather"), |_| {}).await.expect("the model answers");
+        let arguments = answered.calls[0].parsed().expect("an object");
         assert!(arguments["place"].is_string() && (1..=9).contains(&arguments["days"].as_u64().expect("a number")));
-        let heard = read_reply(&stage.model, named("clock"), |_| {}).await.expect("the model answers");
-        assert_eq!((heard.calls[0].name.as_str(), heard.calls[0].arguments.as_str()), ("clock", "{}"));
+        let reply = read_reply(&stage.model, named("clock"), |_| {}).await.expect("the model answers");
+        assert_eq!((reply.calls[0].name.as_str(), reply.calls[0].arguments.as_str()), ("clock", "{}"));
         // The next turn contains the call and its result.
-        let next = about().tool_call(heard.calls[0].clone()).tool_result(&heard.calls[0].id, "12:00").max_tokens(4);
+        let next = about().tool_call(reply.calls[0].clone()).tool_result(&reply.calls[0].id, "12:00").max_tokens(4);
         assert!(ask(&stage.model, next).await.expect("the model answers").usage.prompt_tokens > 100);
     });
 }
@@ -158,7 +158,7 @@ fn calls_and_text_are_streamed_in_order() {
         let stage = Stage::set(roomy()).await;
         let script = format!("Let me see.\n{CALL}\nAnd then:\n\n{CALL}\n{CALL}\nDone.");
         let chat = scripted(&stage.model, about(), &script).await;
-        let heard = read_reply(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
+        let answered = read_reply(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
         let arguments = "{\"place\": \"Bern\", \"days\": 2}";
         let call = |index: usize| {
             [format!("begin {index} weather"), format!("arguments {index} {arguments}"), format!("end {index} true")]
@@ -167,13 +167,13 @@ fn calls_and_text_are_streamed_in_order() {
         let texts = ["text Let me see.", "text \nAnd then:", "text \nDone."].map(|text| vec![text.to_owned()]);
         let [before, between, after] = texts;
         let expected = [&before[..], &first, &between, &second, &third, &after].concat();
-        assert_eq!((&heard.events, heard.finish_reason), (&expected, FinishReason::ToolCalls));
-        assert_eq!(heard.text, "Let me see.\nAnd then:\nDone.");
+        assert_eq!((&answered.events, answered.finish_reason), (&expected, FinishReason::ToolCalls));
+        assert_eq!(answered.text, "Let me see.\nAnd then:\nDone.");
         // The reply ends with the first call.
         let one =
             read_reply(&stage.model, chat.clone().parallel_tool_calls(false), |_| {}).await.expect("the model answers");
         assert_eq!((&one.events[..], one.finish_reason), (&expected[..4], FinishReason::ToolCalls));
-        assert!(one.tokens < heard.tokens);
+        assert!(one.tokens < answered.tokens);
         // A call that is not valid does not count as the requested call.
         let broken = CALL.replace("\"days\": 2", "\"days\": ,");
         let chat_of = scripted(&stage.model, about(), &format!("{broken}\nOnce more:\n{CALL}\nDone.")).await;
@@ -186,7 +186,8 @@ fn calls_and_text_are_streamed_in_order() {
             read_reply(&stage.model, chat.clone().stop("\", \"days"), |_| {}).await.expect("the model answers");
         assert_eq!(stopped.calls[0].arguments, "{\"place\": \"Bern");
         assert_eq!((stopped.calls[0].is_whole, stopped.finish_reason), (false, FinishReason::Stop));
-        let cut = read_reply(&stage.model, chat.clone().max_tokens(heard.tokens - 1), |_| {}).await.expect("an answer");
+        let cut =
+            read_reply(&stage.model, chat.clone().max_tokens(answered.tokens - 1), |_| {}).await.expect("an answer");
         assert_eq!((cut.calls.len(), cut.finish_reason), (3, FinishReason::Length));
         // Without reply formats, everything is text.
         let plain =
@@ -204,7 +205,7 @@ fn no_event_is_repeated_when_actors_die_during_a_call() {
         for (moment, occurrence) in [("begin", 0), ("arguments", 2), ("end", 0)] {
             let victim = stage.model.serving().await.expect("the model serves").scheduler;
             let mut seen = 0;
-            let heard = read_reply(&stage.model, chat.clone(), |event| {
+            let answered = read_reply(&stage.model, chat.clone(), |event| {
                 let is_moment = matches!(
                     (moment, event),
                     ("begin", ChatEvent::ToolCall(ToolCallEvent::Begin { .. }))
@@ -216,10 +217,10 @@ fn no_event_is_repeated_when_actors_die_during_a_call() {
                 }
                 seen += usize::from(is_moment);
             });
-            let heard = heard.await.expect("the reply goes on");
+            let answered = answered.await.expect("the reply goes on");
             assert!(seen > occurrence, "the scheduler was killed during the reply");
-            assert_eq!(heard.events, undisturbed.events, "{moment}");
-            assert_eq!((heard.tokens, heard.finish_reason), (undisturbed.tokens, undisturbed.finish_reason));
+            assert_eq!(answered.events, undisturbed.events, "{moment}");
+            assert_eq!((answered.tokens, answered.finish_reason), (undisturbed.tokens, undisturbed.finish_reason));
         }
     });
 }
@@ -264,8 +265,8 @@ fn reasoning_is_separated_if_the_template_supports_thinking() {
         // A caller may want the raw text, in which the format applies from the beginning.
         let raw = ReplyFormat { tools: ToolFormat::None, reasoning: ReasoningFormat::None };
         for chat in [off, chat.clone().reply_format(raw)] {
-            let heard = read_reply(&model, chat, |_| {}).await.expect("the model answers");
-            assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.reasoned), ("1", "", 0));
+            let reply = read_reply(&model, chat, |_| {}).await.expect("the model answers");
+            assert_eq!((reply.text.as_str(), reply.reasoning.as_str(), reply.reasoned), ("1", "", 0));
         }
         let refused = model.chat(chat.clone().ignore_end()).await.expect_err("a format needs an end");
         assert!(matches!(refused, ChatError::FormatWithoutEnd), "{refused}");
@@ -273,9 +274,9 @@ fn reasoning_is_separated_if_the_template_supports_thinking() {
         let more = read_reply(&model, chat.clone().reasoning("Two and").continue_final_message(), |_| {}).await;
         let more = more.expect("the reply goes on");
         assert_eq!((more.text.as_str(), more.reasoned, more.reasoning.is_empty()), ("", 12, false), "{more:?}");
-        let said =
+        let answered =
             read_reply(&model, chat.clone().assistant("The").reasoning("So.").continue_final_message(), |_| {}).await;
-        assert_eq!(said.expect("the reply goes on").text, "1");
+        assert_eq!(answered.expect("the reply goes on").text, "1");
         // Reasoning of earlier turns reaches the template.
         let turn = |chat: Chat| chat.user("Sure?").max_tokens(1);
         let without = ask_prompt(&model, turn(text("Hm?").assistant("4"))).await;
@@ -302,8 +303,8 @@ fn tool_choice_none_hides_tools_and_keeps_calls_as_text() {
         let hidden = about().tool_choice(ToolChoice::None);
         assert_eq!(ask_prompt(&stage.model, hidden.clone().max_tokens(1)).await, blank);
         let chat = hidden.format(OutputFormat::Choice(vec![CALL.to_owned()]));
-        let heard = read_reply(&stage.model, chat, |_| {}).await.expect("the model answers");
-        assert_eq!((heard.text.as_str(), heard.finish_reason), (CALL, FinishReason::Stop));
+        let reply = read_reply(&stage.model, chat, |_| {}).await.expect("the model answers");
+        assert_eq!((reply.text.as_str(), reply.finish_reason), (CALL, FinishReason::Stop));
     });
 }
 
@@ -352,7 +353,7 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         assert!(shown.contains("<tool_call>\n{") && shown.contains("<tool_response>\n12:00\n"), "{shown}");
         // A caller that describes the tools in words can set the format of the calls.
         let hermes = ReplyFormat { tools: ToolFormat::Hermes, ..ReplyFormat::default() };
-        let told = about().reply_format(hermes).tool_choice(ToolChoice::Required).parallel_tool_calls(false);
-        assert_eq!(read_reply(&blind, told, |_| {}).await.expect("the model answers").calls.len(), 1);
+        let request = about().reply_format(hermes).tool_choice(ToolChoice::Required).parallel_tool_calls(false);
+        assert_eq!(read_reply(&blind, request, |_| {}).await.expect("the model answers").calls.len(), 1);
     });
 }

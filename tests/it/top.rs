@@ -49,10 +49,10 @@ fn top_once_prints_text_or_one_json_object() {
     let output = top(&[&recorded(), "--once", "--every", "100ms"]);
     assert!(output.status.success(), "{}", text_of(&output.stderr));
     let text = text_of(&output.stdout);
-    for told in
+    for expected in
         ["3.2 GiB of 149.0 GiB free", "K kv used 52.8 GiB", "61 of 256 sequences", "canary 96.0 MiB of 256.0 MiB"]
     {
-        assert!(text.contains(told), "{told} is not in\n{text}");
+        assert!(text.contains(expected), "{expected} is not in\n{text}");
     }
     assert!(!text.contains('\u{1b}'), "output to a file has no colors:\n{text}");
 
@@ -74,8 +74,8 @@ fn top_without_served_metrics_exits_1_with_a_hint() {
     drop(gone);
     let output = top(&[&address, "--once"]);
     assert_eq!(output.status.code(), Some(1));
-    let told = text_of(&output.stderr);
-    assert!(told.contains(&address) && told.contains(&format!("--metrics {address}")), "{told}");
+    let stderr = text_of(&output.stderr);
+    assert!(stderr.contains(&address) && stderr.contains(&format!("--metrics {address}")), "{stderr}");
     let output = top(&[&address, "--once", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let object: Value = serde_json::from_slice(&output.stdout).expect("one object");

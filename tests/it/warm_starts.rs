@@ -19,7 +19,7 @@ use crate::stage::{Folder, about, answer, device, runtime_on, small, small_envel
 
 /// All progress reports of a start with their times, and its result.
 struct Start {
-    told: Vec<(Progress, Instant)>,
+    reports: Vec<(Progress, Instant)>,
     began: Instant,
     model: ModelHandle,
     serving: Serving,
@@ -39,16 +39,16 @@ fn sized(profiles: &Path) -> LoadOptions {
 
 impl Start {
     async fn on(runtime: &Runtime, source: ModelSource, options: LoadOptions) -> Start {
-        let told = Arc::new(Mutex::new(Vec::new()));
+        let reports = Arc::new(Mutex::new(Vec::new()));
         let began = Instant::now();
         let listen = {
-            let told = told.clone();
-            move |progress| told.lock().expect("no panic").push((progress, Instant::now()))
+            let reports = reports.clone();
+            move |progress| reports.lock().expect("no panic").push((progress, Instant::now()))
         };
         let model = runtime.load_with(source, options, listen).await.expect("the model starts");
         let serving = model.serving().await.expect("the model serves");
-        let told = std::mem::take(&mut *told.lock().expect("no panic"));
-        Start { told, began, model, serving }
+        let reports = std::mem::take(&mut *reports.lock().expect("no panic"));
+        Start { reports, began, model, serving }
     }
 
     async fn demo(runtime: &Runtime, options: LoadOptions) -> Start {
@@ -59,7 +59,7 @@ impl Start {
     fn runs(&self) -> Vec<(&'static str, usize)> {
         let runs_of = |worst_case: &str| {
             let is_run = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { what, .. } if *what == worst_case);
-            self.told.iter().filter(is_run).count()
+            self.reports.iter().filter(is_run).count()
         };
         self.serving.record.peaks.iter().map(|(worst_case, _)| (*worst_case, runs_of(worst_case))).collect()
     }
@@ -69,7 +69,7 @@ impl Start {
             Progress::Notice(notice) => Some(notice.clone()),
             _ => None,
         };
-        self.told.iter().filter_map(notice).collect()
+        self.reports.iter().filter_map(notice).collect()
     }
 
     /// The reasons why a profile was ignored, if one was.
@@ -92,8 +92,8 @@ impl Start {
     /// The time from the first progress report of sizing to READY.
     fn sizing(&self) -> Duration {
         let sizes = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { .. });
-        let first = self.told.iter().find(sizes).map_or(self.began, |(_, at)| *at);
-        self.told.last().expect("READY was reported").1 - first
+        let first = self.reports.iter().find(sizes).map_or(self.began, |(_, at)| *at);
+        self.reports.last().expect("READY was reported").1 - first
     }
 }
 
@@ -192,11 +192,11 @@ fn a_new_envelope_share_or_canary_is_measured_once() {
         assert_eq!(first.reasons(), ["envelope.sequences was 8, is 9"]);
         let first = start(smaller()).await;
         first.assert_ran(2);
-        assert_eq!(first.reasons(), ["memory_fraction was not said, is 0.5"]);
+        assert_eq!(first.reasons(), ["memory_fraction was not set, is 0.5"]);
         let pinned = || LoadOptions { kv_tokens: Some(2000), ..usual() };
         let first = start(pinned()).await;
         first.assert_ran(2);
-        assert_eq!(first.reasons(), ["kv_tokens was not said, is 2000"]);
+        assert_eq!(first.reasons(), ["kv_tokens was not set, is 2000"]);
         for known in [usual(), wider(), smaller(), pinned()] {
             let again = start(known).await;
             again.assert_ran(1);
@@ -274,8 +274,9 @@ fn a_changed_processor_setting_is_named_with_old_and_new_values() {
         start(demo_folder(&model, |json| json["note"] = "not a setting".into())).await.assert_ran(1);
         let changed = start(demo_folder(&model, |json| json["max_pixels"] = 100_352.into())).await;
         changed.assert_ran(2);
-        let told = ["processor.max_pixels was 200704, is 100352", "video_processor.max_pixels was 200704, is 100352"];
-        assert_eq!(changed.reasons(), told);
+        let expected =
+            ["processor.max_pixels was 200704, is 100352", "video_processor.max_pixels was 200704, is 100352"];
+        assert_eq!(changed.reasons(), expected);
         let back = start(demo_folder(&model, |_| {})).await;
         back.assert_ran(1);
         end(runtime).await;
@@ -321,12 +322,12 @@ fn a_warm_attempt_counts_as_one_of_four() {
         let runtime = runtime_on(&device()).await;
         Start::demo(&runtime, sized(folder.path())).await;
         runtime.unload("demo").await.expect("the model unloads");
-        let told = Arc::new(Mutex::new(Vec::new()));
+        let targets = Arc::new(Mutex::new(Vec::new()));
         let listen = {
-            let told = told.clone();
+            let targets = targets.clone();
             move |progress| {
                 if let Progress::Attempt(report) = progress {
-                    told.lock().expect("no panic").push(report.target_tokens);
+                    targets.lock().expect("no panic").push(report.target_tokens);
                 }
             }
         };
@@ -334,8 +335,8 @@ fn a_warm_attempt_counts_as_one_of_four() {
         let load = LoadOptions { faults, ..sized(folder.path()) };
         let error = runtime.load_with(ModelSource::demo(), load, listen).await.err().expect("every attempt is refused");
         assert!(error.to_string().contains("attempt 4"), "{error}");
-        let told = std::mem::take(&mut *told.lock().expect("no panic"));
-        let [warm, first, second, third] = told.try_into().expect("four attempts");
+        let targets = std::mem::take(&mut *targets.lock().expect("no panic"));
+        let [warm, first, second, third] = targets.try_into().expect("four attempts");
         assert_eq!(warm, first, "the warm attempt has the same size as the first cold one");
         let of = |blocks: usize, part: usize| blocks / 16 * part / 100 * 16;
         assert_eq!(second, of(first, 95));
@@ -438,12 +439,12 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
             (written("/profiles/0/kv_blocks", huge), "room for keys and values was "),
         ] {
             fs::write(&file, &content).expect("the file is written");
-            let told = start().await;
-            told.assert_ran(2);
-            let [notice] = told.notices().try_into().expect("one notice");
+            let started = start().await;
+            started.assert_ran(2);
+            let [notice] = started.notices().try_into().expect("one notice");
             assert!(notice.to_string().contains(reason), "{reason}: {notice}");
             assert!(!notice.to_string().contains("sequences\":"), "the notice quotes no line of the file: {notice}");
-            assert_eq!(sizes(&told.serving.record), sizes(&cold.serving.record), "{reason}");
+            assert_eq!(sizes(&started.serving.record), sizes(&cold.serving.record), "{reason}");
             start().await.assert_ran(1);
         }
         end(runtime).await;
@@ -459,8 +460,8 @@ fn an_unwritable_folder_is_reported_without_an_error() {
         let runtime = runtime_on(&device()).await;
         let start = Start::demo(&runtime, sized(&file.join("profiles"))).await;
         start.assert_ran(2);
-        let told: Vec<_> = start.notices().iter().map(Notice::to_string).collect();
-        assert!(told.iter().any(|told| told.contains("cannot be written")), "{told:?}");
+        let notices: Vec<_> = start.notices().iter().map(Notice::to_string).collect();
+        assert!(notices.iter().any(|notice| notice.contains("cannot be written")), "{notices:?}");
         answer(&start.model, about(1)).await;
         end(runtime).await;
     });
@@ -534,11 +535,11 @@ fn a_profile_actor_killed_during_a_warm_start_measures_again() {
         let device = device();
         let runtime = runtime_on(&device).await;
         let (reached, mut sizing) = tokio::sync::mpsc::channel(1);
-        let (told, mut notices) = tokio::sync::mpsc::channel(4);
+        let (sender, mut notices) = tokio::sync::mpsc::channel(4);
         let listen = move |progress| match progress {
             // This is the first progress report of a warm attempt. No worst case has run yet.
             Progress::Profiling { done: 0, .. } => drop(reached.try_send(())),
-            Progress::Notice(notice) => drop(told.try_send(notice)),
+            Progress::Notice(notice) => drop(sender.try_send(notice)),
             _ => {}
         };
         let loading = {

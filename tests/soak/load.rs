@@ -72,9 +72,9 @@ impl Load {
             if number % 2 == 1 {
                 chat = chat.assistant(&first).user(format!("And {number}?"));
             }
-            let said = crate::stage::answer(&model, chat.clone()).await;
+            let reply = crate::stage::answer(&model, chat.clone()).await;
             let urgency = [0, 2, -1][number as usize % 3];
-            self.known.push((chat.priority(urgency).tenant(["a", "b"][number as usize % 2]), said));
+            self.known.push((chat.priority(urgency).tenant(["a", "b"][number as usize % 2]), reply));
         }
         self
     }
@@ -104,11 +104,11 @@ impl Load {
             self.asked += 1;
             let model = self.models[self.asked % self.models.len()].clone();
             if !self.known.is_empty() && self.random.below(3) == 0 {
-                let (chat, said) = self.known[self.random.below(self.known.len())].clone();
+                let (chat, expected) = self.known[self.random.below(self.known.len())].clone();
                 self.ends.compared += 1;
                 under_way.spawn(async move {
                     let text = model.chat(chat).await?.text().await?;
-                    Ok(if text == said { End::Finished } else { End::Differing })
+                    Ok(if text == expected { End::Finished } else { End::Differing })
                 });
                 continue;
             }
@@ -227,16 +227,16 @@ async fn ask(model: ModelHandle, chat: Chat, samples: usize, patience: Patience)
 
 /// Reads a reply. Returns whether it reached its end.
 async fn hear(mut reply: Reply, patience: Patience) -> Result<bool, ChatError> {
-    let mut heard = 0;
+    let mut tokens = 0;
     loop {
-        if matches!(patience, Patience::Events(events) if heard >= events) {
+        if matches!(patience, Patience::Events(events) if tokens >= events) {
             return Ok(false);
         }
         match reply.next().await {
             Some(event) => drop(event?),
             None => return Ok(true),
         }
-        heard += 1;
+        tokens += 1;
     }
 }
 

@@ -233,7 +233,7 @@ impl Troubled {
         })
         .await;
         for model in &self.models {
-            eventually("all blocks are home", async || {
+            eventually("all blocks are free", async || {
                 let serving = model.serving().await.expect("the model serves");
                 let (reply, usage) = Responder::new();
                 drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::{
     compute::{
-        graph::{Captured, GraphShape, GraphSize},
+        graph::{Captured, GraphKey, GraphLimits},
         lane::{Answer, CaptureJob, Job, Lane, LaneError},
     },
     responder::{AskError, Responder},
@@ -37,7 +37,7 @@ pub enum CaptureError {
 /// The first size that was not captured.
 pub async fn capture(
     lane: &Lane,
-    shape: GraphShape,
+    shape: GraphLimits,
     question: Question,
     captured: &Captured,
 ) -> Result<Bytes, CaptureError> {
@@ -52,14 +52,14 @@ pub async fn capture(
 
 /// Captures one size. Returns the bytes that the driver allocated for it, which are 0 on a device
 /// without graphs.
-pub(crate) async fn capture_one(lane: &Lane, size: GraphSize, question: Question) -> Result<Bytes, CaptureError> {
+pub(crate) async fn capture_one(lane: &Lane, size: GraphKey, question: Question) -> Result<Bytes, CaptureError> {
     let (reply, answer) = Responder::new();
     lane.submit(Job::Capture(CaptureJob { size, answer: Answer::to(|outcome| reply.answer(outcome)) }));
     let captured = question.wait(answer).await?;
     captured.map(Option::unwrap_or_default).map_err(|source| CaptureError::Refused { rows: size.rows, source })
 }
 
-async fn forget(lane: &Lane, size: GraphSize) -> Result<(), CaptureError> {
+async fn forget(lane: &Lane, size: GraphKey) -> Result<(), CaptureError> {
     let (reply, answer) = Responder::new();
     lane.submit(Job::Forget { size, answer: Answer::to(|outcome| reply.answer(outcome)) });
     let forgotten = tree::RECAPTURE.wait(answer).await?;
@@ -73,7 +73,7 @@ pub enum Recaptured {
     All,
     /// Only this size and larger sizes were captured, or no size if `None`. Graphs of smaller sizes
     /// would exceed the lease, so steps of these sizes are launched kernel by kernel.
-    From(Option<GraphSize>),
+    From(Option<GraphKey>),
 }
 
 /// Captures graphs again on a lane that replaces a dead lane, whose graphs were lost with it.
@@ -84,7 +84,7 @@ pub enum Recaptured {
 /// The first size that was not captured, for example because this lane died too.
 pub async fn recapture(
     lane: Lane,
-    shape: GraphShape,
+    shape: GraphLimits,
     paid: Bytes,
     captured: Arc<Captured>,
 ) -> Result<Recaptured, CaptureError> {
@@ -110,8 +110,8 @@ mod tests {
 
     use super::*;
 
-    fn shape() -> GraphShape {
-        GraphShape::without_drafts(10, 64, FORMAT)
+    fn shape() -> GraphLimits {
+        GraphLimits::without_drafts(10, 64, FORMAT)
     }
 
     const FORMAT: StepFormat = StepFormat { axes: 1, groups: 1, has_states: false };
@@ -122,11 +122,11 @@ mod tests {
         let (lane, jobs) = Lane::by_hand();
         let asked = thread::spawn(move || {
             let done = jobs.into_iter().map(|job| match job {
-                Job::Capture(CaptureJob { size: GraphSize { rows, .. }, answer }) => {
+                Job::Capture(CaptureJob { size: GraphKey { rows, .. }, answer }) => {
                     answer.give(Ok(Some(if rows == free { Bytes::ZERO } else { Bytes::mib(1) })));
                     format!("capture {rows}")
                 }
-                Job::Forget { size: GraphSize { rows, .. }, answer } => {
+                Job::Forget { size: GraphKey { rows, .. }, answer } => {
                     answer.give(Ok(()));
                     format!("forget {rows}")
                 }
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(captured.count(), 2, "the forgotten size is not counted");
         assert_eq!(
             outcome,
-            Recaptured::From(Some(GraphSize::decode(8))),
+            Recaptured::From(Some(GraphKey::decode(8))),
             "batches of smaller sizes run without a graph"
         );
         assert_eq!(

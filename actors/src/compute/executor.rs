@@ -262,8 +262,8 @@ impl Executor {
         let segment = Arc::new(segment);
         let ranks = Rank::all(self.ranks.len()).zip(self.ranks.iter());
         let load = |(rank, on): (Rank, &OfRank)| {
-            let told = |done, total| progress((rank.index() == 0).then_some((done, total)));
-            on.load(checkpoint, rank, segment.clone(), told).map(Arc::new)
+            let report = |done, total| progress((rank.index() == 0).then_some((done, total)));
+            on.load(checkpoint, rank, segment.clone(), report).map(Arc::new)
         };
         let models: Result<_, LoadError> = thread::scope(|scope| {
             let load = &load;

@@ -17,7 +17,7 @@ use bursar_model::{
     sampling::{SamplingBuffers, SamplingShape},
 };
 
-use crate::compute::graph::{Captured, GraphShape};
+use crate::compute::graph::{Captured, GraphLimits};
 
 /// All memory of an engine except the weights.
 ///
@@ -141,7 +141,7 @@ impl SamplingMemory {
 /// steps of a lane run in order. This type also holds the lease that pays for the graphs.
 pub struct GraphInputs {
     segment: Segment,
-    shape: GraphShape,
+    shape: GraphLimits,
     /// Lease of the bytes that the driver holds for the graphs, at addresses unknown to us.
     paid: OnceLock<Lease>,
     /// The number of sizes that the current lane has captured.
@@ -153,13 +153,13 @@ impl GraphInputs {
     ///
     /// # Panics
     /// If fewer bytes are backed.
-    pub fn over(segment: Segment, shape: GraphShape) -> Self {
+    pub fn over(segment: Segment, shape: GraphLimits) -> Self {
         let bytes = DType::U32.bytes(shape.words());
         assert!(bytes <= segment.backed(), "inputs of {bytes} do not fit {}", segment.backed());
         GraphInputs { segment, shape, paid: OnceLock::new(), captured: Arc::default() }
     }
 
-    pub fn shape(&self) -> GraphShape {
+    pub fn shape(&self) -> GraphLimits {
         self.shape
     }
 

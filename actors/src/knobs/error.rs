@@ -19,7 +19,7 @@ pub enum KnobError {
     Value { name: String, value: String, expected: &'static str },
     /// Two names of one knob were set to different values.
     #[error("`{first}` is {first_value} and `{second}` is {second_value}, but both set `{knob}`")]
-    Twice { knob: &'static str, first: String, first_value: String, second: String, second_value: String },
+    ConflictingValues { knob: &'static str, first: String, first_value: String, second: String, second_value: String },
     /// Two knobs that exclude each other were set.
     #[error("`{first}` and `{second}` are both set, but each of them sets {what}; set one")]
     Contradiction {
@@ -56,7 +56,7 @@ impl Hint for KnobError {
                     .to_owned()
             }
             KnobError::Value { name, expected, .. } => format!("set `{name}` to {expected}"),
-            KnobError::Twice { first, second, .. } => format!("leave out `{first}` or `{second}`"),
+            KnobError::ConflictingValues { first, second, .. } => format!("leave out `{first}` or `{second}`"),
             KnobError::Contradiction { first, second, .. } => format!("leave out `{first}` or `{second}`"),
             KnobError::Videos { .. } => {
                 "set `video_frames` to the total frames of a request, or give count and num_frames".to_owned()

@@ -8,10 +8,10 @@ use super::nested;
 
 /// The names by which knobs were set, so that a suggestion uses the same name as the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names(BTreeMap<&'static str, Said>);
+pub struct Names(BTreeMap<&'static str, TypedSetting>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Said {
+struct TypedSetting {
     /// The name that the user used, or the path inside an object.
     name: String,
     /// The object that contains the knob, if the knob was set inside an object.
@@ -30,13 +30,13 @@ impl Names {
     /// Records that the user set this knob by `name`, inside `object` if the knob was set inside an
     /// object.
     pub(super) fn insert(&mut self, knob: &'static str, name: String, object: Option<Value>) {
-        self.0.insert(knob, Said { name, object });
+        self.0.insert(knob, TypedSetting { name, object });
     }
 
     /// Returns the name by which the user set this knob, or the path if the knob was set inside an
     /// object, such as `limit_mm_per_prompt.image`. `None` if the knob was not set.
     pub fn of(&self, knob: &str) -> Option<&str> {
-        self.0.get(knob).map(|said| said.name.as_str())
+        self.0.get(knob).map(|requested| requested.name.as_str())
     }
 
     /// Returns the setting that sets this knob to `value`, by the name that the user used. If the
@@ -44,8 +44,8 @@ impl Names {
     pub fn setting(&self, knob: &str, value: Value) -> Setting {
         match self.0.get(knob) {
             None => Setting { name: knob.to_owned(), value },
-            Some(Said { name, object: None }) => Setting { name: name.clone(), value },
-            Some(Said { name, object: Some(object) }) => {
+            Some(TypedSetting { name, object: None }) => Setting { name: name.clone(), value },
+            Some(TypedSetting { name, object: Some(object) }) => {
                 let (mut object, mut keys) = (object.clone(), name.split('.'));
                 let outer = keys.next().unwrap_or_default().to_owned();
                 nested::replace(&mut object, keys, value);

@@ -120,7 +120,7 @@ pub struct LoadOptions {
     /// Makes GPUs that share a model use NCCL for collectives. By default they use Bursar's own
     /// kernels, and NCCL only if they cannot map each other's memory or are not Hopper GPUs.
     pub disable_custom_all_reduce: bool,
-    /// The number of devices over which the model is sharded. [`Placing`](crate::runtime::Placing)
+    /// The number of devices over which the model is sharded. [`PlacementRequest`](crate::runtime::PlacementRequest)
     /// gives the model this many devices, or more if the model joins a larger group. A runtime with
     /// fewer devices refuses the model. Default: any number.
     pub ranks: Option<NonZeroUsize>,

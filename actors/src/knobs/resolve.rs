@@ -30,7 +30,7 @@ impl Knobs {
         settings: impl IntoIterator<Item = (N, Value)>,
     ) -> Result<(Self, Names), KnobError> {
         let mut knobs = Knobs::default();
-        let mut said: Vec<(&'static str, String, Value)> = Vec::new();
+        let mut requested: Vec<(&'static str, String, Value)> = Vec::new();
         let mut names = Names::default();
         for (name, value) in settings {
             let name = name.into();
@@ -51,8 +51,10 @@ impl Knobs {
                 // Read the value under the knob's own name. Errors use the name that the user
                 // typed.
                 let differs = knobs.put(knob, &value).map_err(|error| error.about(&name))?;
-                if let Some((_, first, first_value)) = said.iter().find(|(said, ..)| differs && *said == knob) {
-                    return Err(KnobError::Twice {
+                if let Some((_, first, first_value)) =
+                    requested.iter().find(|(requested, ..)| differs && *requested == knob)
+                {
+                    return Err(KnobError::ConflictingValues {
                         knob,
                         first: first.clone(),
                         first_value: described(first_value),
@@ -61,7 +63,7 @@ impl Knobs {
                     });
                 }
                 names.insert(knob, name.clone(), object.clone().map(Value::Object));
-                said.push((knob, name, value));
+                requested.push((knob, name, value));
             }
         }
         knobs.check()?;

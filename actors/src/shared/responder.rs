@@ -11,7 +11,7 @@ use crate::tree::{Question, Role};
 /// [`AskError::Gone`] at once.
 #[derive(Debug)]
 pub struct Responder<T> {
-    asker: oneshot::Sender<T>,
+    caller: oneshot::Sender<T>,
     span: Span,
 }
 
@@ -19,27 +19,27 @@ impl<T> Responder<T> {
     /// Creates a responder and the receiver of its answer.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Responder { asker: sender, span: Span::current() }, receiver)
+        (Responder { caller: sender, span: Span::current() }, receiver)
     }
 
-    /// Sends the answer. If the asker has given up, the answer is dropped.
+    /// Sends the answer. If the caller has given up, the answer is dropped.
     pub fn answer(self, answer: T) {
-        drop(self.asker.send(answer));
+        drop(self.caller.send(answer));
     }
 
-    /// The asker's `tracing` span, in which the asked actor records its work on the question.
+    /// The caller's `tracing` span, in which the asked actor records its work on the question.
     pub fn span(&self) -> &Span {
         &self.span
     }
 
-    /// Whether the asker has given up.
+    /// Whether the caller has given up.
     pub fn is_given_up(&self) -> bool {
-        self.asker.is_closed()
+        self.caller.is_closed()
     }
 
-    /// Returns when the asker has given up.
+    /// Returns when the caller has given up.
     pub async fn given_up(&mut self) {
-        self.asker.closed().await;
+        self.caller.closed().await;
     }
 }
 

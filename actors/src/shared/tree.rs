@@ -127,9 +127,9 @@ questions! {
     /// The profile requests leases for workspaces, the probe and the final cache.
     LEASE_FOR_PROFILE: Profile -> Budget, "lease or resize", 60;
     /// The profile reads the remaining memory, which determines the size of the cache.
-    ROOM_FOR_PROFILE: Profile -> Budget, "room", 5;
+    AVAILABLE_FOR_PROFILE: Profile -> Budget, "room", 5;
     /// The profile reads the bytes of every owner after a refusal.
-    EVIDENCE_FOR_PROFILE: Profile -> Budget, "evidence", 5;
+    MEASURE_FOR_PROFILE: Profile -> Budget, "evidence", 5;
     /// The profile runs a worst case.
     STRESS: Profile -> Lane, "run a worst case", 600;
     /// The profile captures the decode step of one size as a graph.
@@ -142,7 +142,7 @@ questions! {
     /// to the vision cache.
     EMBED_PICTURES: Chat -> Vision, "embed pictures", 600;
     /// A driver asks for the hashes of pictures that were decoded before.
-    NAME_PICTURES: Chat -> Vision, "name pictures", 600;
+    HASH_PICTURES: Chat -> Vision, "hash pictures", 600;
     /// A driver asks how many tokens of a prompt are in the prefix cache.
     LOOK_UP_PREFIX: Chat -> Scheduler, "look up a prefix", 600;
     /// The engine changes the number of blocks after READY. The scheduler answers when no running

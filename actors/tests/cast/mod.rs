@@ -214,7 +214,7 @@ impl Request {
     }
 
     /// The deadlines that have not been met yet.
-    fn to_meet(&self) -> Deadlines {
+    fn unmet_deadlines(&self) -> Deadlines {
         self.due.unwrap_or_default().map(|deadline, due| {
             let is_met = match deadline {
                 Deadline::Queue => self.has_begun,
@@ -227,14 +227,14 @@ impl Request {
 
     /// Whether the driver, which watches the clock, ends the request now.
     pub fn is_past_due(&self, now: Duration) -> bool {
-        self.to_meet().map(|_, due| (due < now).then_some(due)) != Deadlines::default()
+        self.unmet_deadlines().map(|_, due| (due < now).then_some(due)) != Deadlines::default()
     }
 
     /// The scheduling parameters at time `now`. A third of the requests have a priority other than
     /// 0. There are four tenants.
     pub fn scheduling_params(&self, now: Duration) -> SchedulingParams {
         let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
-        let left = self.to_meet().map(|_, due| Some(due.saturating_sub(now)));
+        let left = self.unmet_deadlines().map(|_, due| Some(due.saturating_sub(now)));
         let tenant = Tenant::new(["", "even", "odd", "rare"][self.number as usize * 7 % 11 % 4]);
         SchedulingParams { priority, tenant, left }
     }

@@ -91,7 +91,8 @@ impl World {
                 assert!(picture.cache_rows.iter().all(shows), "{id} reads rows that hold another picture");
             }
         }
-        let past = plan.shown.past.iter().map(|id| self.pins.remove(id).expect("the sequence held its pictures"));
+        let past =
+            plan.shown.no_longer_read.iter().map(|id| self.pins.remove(id).expect("the sequence held its pictures"));
         self.pins_of_steps.push_back(past.collect());
         let (tokens, rows) = (batch.token_count(), plan.rows.len());
         self.note(format_args!("step of {tokens} tokens, {rows} chosen"));

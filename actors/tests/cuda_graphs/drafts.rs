@@ -94,7 +94,7 @@ struct Drafted {
 /// Steps with drafts replay a graph too, and change no reply and no draft of the draft head. Greedy
 /// replies equal those without drafts, if `is_certain`: the best two logits of a model with random
 /// weights are often so close that rounding decides.
-fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphShape, is_certain: bool) {
+fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphLimits, is_certain: bool) {
     let Some(stage) = Stage::of(source.clone(), CacheFormat::Plain, shape, 1) else { return };
     stage.capture();
     for sequences in [1, 3] {
@@ -118,8 +118,8 @@ fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphSha
 
 #[test]
 fn drafts_are_verified_the_same_with_and_without_graphs() {
-    let of_rows = GraphShape { logit_rows: 16, decode_rows: 16, ..GraphShape::without_drafts(4, 180, FORMAT) };
-    assert_graphs_keep_drafted_replies(&demo(), GraphShape { has_linked_rows: true, ..of_rows }, true);
+    let of_rows = GraphLimits { logit_rows: 16, decode_rows: 16, ..GraphLimits::without_drafts(4, 180, FORMAT) };
+    assert_graphs_keep_drafted_replies(&demo(), GraphLimits { has_linked_rows: true, ..of_rows }, true);
 }
 
 #[test]
@@ -129,8 +129,8 @@ fn drafts_of_a_hybrid_are_verified_the_same_with_and_without_graphs() {
     let trained = CheckpointSource::Folder(bursar_golden::hybrid_demo_checkpoint());
     let format = StepFormat { has_states: true, ..FORMAT };
     for has_draft_head in [false, true] {
-        let of_rows = GraphShape { logit_rows: 16, verify_rows: 28, ..GraphShape::without_drafts(8, 180, format) };
-        assert_graphs_keep_drafted_replies(&random, GraphShape { has_draft_head, ..of_rows }, false);
-        assert_graphs_keep_drafted_replies(&trained, GraphShape { has_draft_head, ..of_rows }, true);
+        let of_rows = GraphLimits { logit_rows: 16, verify_rows: 28, ..GraphLimits::without_drafts(8, 180, format) };
+        assert_graphs_keep_drafted_replies(&random, GraphLimits { has_draft_head, ..of_rows }, false);
+        assert_graphs_keep_drafted_replies(&trained, GraphLimits { has_draft_head, ..of_rows }, true);
     }
 }

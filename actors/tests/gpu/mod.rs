@@ -122,7 +122,7 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 
 /// Waits until nothing is leased or backed. Prints the overhead, and checks that
 /// there is no deficit.
-pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
+pub async fn all_memory_returned(stage: &Stage, before: &Snapshot) {
     eventually("all memory is returned", async || {
         let now = stage.measured().await;
         now.granted.is_zero() && now.leases.is_empty() && stage.device.counts().backed.is_zero()

@@ -23,7 +23,7 @@ const PIECE: Bytes = Bytes::gib(1);
 /// Another process, which holds memory until this handle is dropped.
 pub struct OtherProcess {
     child: Child,
-    told: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
     says: BufReader<ChildStdout>,
 }
 
@@ -39,10 +39,10 @@ impl OtherProcess {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the other process starts");
-        let told = child.stdin.take();
+        let stdin = child.stdin.take();
         let says = BufReader::new(child.stdout.take().expect("the output is piped"));
-        let mut other_process = OtherProcess { child, told, says };
-        other_process.hear();
+        let mut other_process = OtherProcess { child, stdin, says };
+        other_process.read_reply();
         other_process
     }
 
@@ -50,7 +50,7 @@ impl OtherProcess {
     /// Returns the free bytes.
     pub fn leave(&mut self, bytes: Bytes) -> Bytes {
         self.tell("leave", bytes);
-        let [_, free] = self.hear();
+        let [_, free] = self.read_reply();
         free
     }
 
@@ -58,7 +58,7 @@ impl OtherProcess {
     /// Returns the bytes held.
     pub fn hold(&mut self, bytes: Bytes) -> Bytes {
         self.tell("hold", bytes);
-        let [held, _] = self.hear();
+        let [held, _] = self.read_reply();
         held
     }
 
@@ -69,12 +69,12 @@ impl OtherProcess {
     }
 
     fn tell(&mut self, what: &str, bytes: Bytes) {
-        let told = self.told.as_mut().expect("the input exists until the value is dropped");
-        writeln!(told, "{what} {}", bytes.0).expect("the other process reads its input");
+        let stdin = self.stdin.as_mut().expect("the input exists until the value is dropped");
+        writeln!(stdin, "{what} {}", bytes.0).expect("the other process reads its input");
     }
 
     /// Reads the bytes that the process holds, and the free bytes.
-    fn hear(&mut self) -> [Bytes; 2] {
+    fn read_reply(&mut self) -> [Bytes; 2] {
         let mut line = String::new();
         loop {
             line.clear();
@@ -90,7 +90,7 @@ impl OtherProcess {
 impl Drop for OtherProcess {
     fn drop(&mut self) {
         // The process ends at the end of its input.
-        drop(self.told.take());
+        drop(self.stdin.take());
         let ended = self.child.wait();
         if !std::thread::panicking() {
             assert!(ended.expect("the other process can be waited for").success(), "the other process failed");

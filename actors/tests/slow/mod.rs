@@ -74,7 +74,7 @@ struct SlowArrival {
 }
 
 impl Arrival for SlowArrival {
-    fn has_come(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.number < self.clock.state.lock().expect("the lock is not poisoned").past
     }
 
@@ -109,8 +109,8 @@ impl Backend for Slow {
         };
         self.clock.note(format!("launch {number}"));
         if refuses {
-            let said = "there is no more".to_owned();
-            return Err(DeviceError::HostRefused { asked: Bytes::kib(64), said }.into());
+            let message = "there is no more".to_owned();
+            return Err(DeviceError::HostRefused { asked: Bytes::kib(64), message }.into());
         }
         Ok(Box::new(SlowArrival { number, copied, clock: self.clock.clone() }))
     }

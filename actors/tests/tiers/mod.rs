@@ -23,7 +23,7 @@ pub fn rows(seed: u64) -> usize {
 
 /// Copy costs, to be compared with step costs that are known only in some seeds.
 pub fn costs(seed: u64) -> CopyCosts {
-    CopyCosts::beside(pace(seed).map(|pace| pace.costs).filter(|_| seed.is_multiple_of(3)))
+    CopyCosts::with_steps(pace(seed).map(|pace| pace.costs).filter(|_| seed.is_multiple_of(3)))
 }
 
 /// The content of host memory for KV blocks, and the copies on the lane.

@@ -31,8 +31,8 @@ pub enum DeviceError {
         reason: String,
     },
     /// The host cannot provide page-locked memory of this size.
-    #[error("the host refused to page-lock {}: {said}", asked.exact())]
-    HostRefused { asked: Bytes, said: String },
+    #[error("the host refused to page-lock {}: {message}", asked.exact())]
+    HostRefused { asked: Bytes, message: String },
     /// A call to one GPU of a [group](crate::DeviceGroup) failed.
     #[error("{card}: {source}")]
     OfCard { card: String, source: Box<DeviceError> },
@@ -44,11 +44,11 @@ pub enum DeviceError {
     Unusable { reason: String, hint: String },
     /// A driver call failed for a reason other than memory or a lost device. This is
     /// a bug in Bursar.
-    #[error("{call}: {said}")]
+    #[error("{call}: {message}")]
     Driver {
         /// The name of the driver's function.
         call: &'static str,
-        said: String,
+        message: String,
     },
     /// A host device cannot have this capacity.
     #[error("the capacity of the host device is {capacity}; expected {least} to {most}")]

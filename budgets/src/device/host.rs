@@ -159,7 +159,7 @@ impl State {
 
     /// Finds a range of whole pages in one reservation. All its pages must be backed if `backed` is
     /// `true`, and unbacked otherwise.
-    fn stretch(
+    fn pages_in_state(
         &mut self,
         page: Bytes,
         address: Address,
@@ -181,15 +181,15 @@ impl State {
         let pages = offset.pages(page).0 as usize..end.pages(page).0 as usize;
         let known = reservation.backed.len().max(pages.end);
         reservation.backed.resize(known, false);
-        let stretch = &mut reservation.backed[pages];
-        if stretch.iter().any(|is_backed| *is_backed != backed) {
+        let pages_in_state = &mut reservation.backed[pages];
+        if pages_in_state.iter().any(|is_backed| *is_backed != backed) {
             return Err(bad(if backed {
                 "part of the range is not backed"
             } else {
                 "part of the range is already backed"
             }));
         }
-        Ok(stretch)
+        Ok(pages_in_state)
     }
 
     /// Applies the faults that are scripted for this call to `back`. Returns `true` if
@@ -291,7 +291,7 @@ impl Device for HostDevice {
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let mut state = self.lock_at_length();
         state.check_lost()?;
-        state.stretch(self.config.page, address, bytes, false, "backed")?;
+        state.pages_in_state(self.config.page, address, bytes, false, "backed")?;
         state.counts.backs += 1;
         let refused_by_script = state.refuses_call() | state.run_script(&self.config);
         state.check_lost()?;
@@ -303,13 +303,13 @@ impl Device for HostDevice {
             };
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
-        // SAFETY: `stretch` checked that the range is whole pages of a reservation of this device.
+        // SAFETY: `pages_in_state` checked that the range is whole pages of a reservation of this device.
         unsafe { pages::open(address, bytes) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
             hint: format!("the machine itself is out of memory ({error}); lower `capacity`"),
         })?;
-        state.stretch(self.config.page, address, bytes, false, "backed")?.fill(true);
+        state.pages_in_state(self.config.page, address, bytes, false, "backed")?.fill(true);
         state.counts.backed += bytes;
         state.counts.high_water = state.counts.high_water.max(state.counts.backed);
         Ok(())
@@ -317,13 +317,13 @@ impl Device for HostDevice {
 
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let mut state = self.lock_at_length();
-        state.stretch(self.config.page, address, bytes, true, "unbacked")?;
-        // SAFETY: `stretch` found backed pages of this device, and by contract no code uses them
+        state.pages_in_state(self.config.page, address, bytes, true, "unbacked")?;
+        // SAFETY: `pages_in_state` found backed pages of this device, and by contract no code uses them
         // any more.
         unsafe { pages::close(address, bytes) }.map_err(|error| DeviceError::Lost {
             reason: format!("the operating system did not take memory back: {error}"),
         })?;
-        state.stretch(self.config.page, address, bytes, true, "unbacked")?.fill(false);
+        state.pages_in_state(self.config.page, address, bytes, true, "unbacked")?.fill(false);
         state.counts.unbacks += 1;
         state.counts.backed -= bytes;
         Ok(())
@@ -332,9 +332,9 @@ impl Device for HostDevice {
     fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
         let mut state = self.lock_at_length();
         state.check_lost()?;
-        state.stretch(self.config.page, address, bytes, true, "copied")?;
+        state.pages_in_state(self.config.page, address, bytes, true, "copied")?;
         if state.refuses_call() {
-            return Err(DeviceError::HostRefused { asked: bytes, said: "the test script refused it".into() });
+            return Err(DeviceError::HostRefused { asked: bytes, message: "the test script refused it".into() });
         }
         let mut copy = Box::<[u8]>::new_uninit_slice(bytes.as_usize());
         // SAFETY: the range stays backed while the state is locked, and the caller guarantees that
@@ -350,7 +350,7 @@ impl Device for HostDevice {
         let copy = copy.get::<Box<[u8]>>(address)?;
         let mut state = self.lock_at_length();
         state.check_lost()?;
-        state.stretch(self.config.page, address, Bytes(copy.len() as u64), true, "copied")?;
+        state.pages_in_state(self.config.page, address, Bytes(copy.len() as u64), true, "copied")?;
         // SAFETY: the range has the length of the copy and stays backed while the state is locked.
         // By contract no other code uses the range.
         unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), address.0 as *mut u8, copy.len()) };

@@ -41,9 +41,9 @@ impl HostMemory {
     /// [`DeviceError::HostRefused`].
     pub(super) fn pages(bytes: Bytes) -> Result<Self, DeviceError> {
         let mut pages: Vec<MaybeUninit<u8>> = Vec::new();
-        let said = |error: std::collections::TryReserveError| error.to_string();
+        let message_of = |error: std::collections::TryReserveError| error.to_string();
         let reserved = pages.try_reserve_exact(bytes.as_usize());
-        reserved.map_err(|error| DeviceError::HostRefused { asked: bytes, said: said(error) })?;
+        reserved.map_err(|error| DeviceError::HostRefused { asked: bytes, message: message_of(error) })?;
         // SAFETY: the capacity was reserved above. `MaybeUninit` needs no initialization.
         unsafe { pages.set_len(bytes.as_usize()) };
         let pages = Box::into_raw(pages.into_boxed_slice());

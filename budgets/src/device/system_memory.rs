@@ -78,8 +78,8 @@ impl Group {
 }
 
 /// The available memory in the text of /proc/meminfo.
-fn available(told: &str) -> Option<Bytes> {
-    let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+fn available(meminfo: &str) -> Option<Bytes> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok().map(Bytes::kib)
 }
 
@@ -89,8 +89,8 @@ mod tests {
 
     #[test]
     fn available_host_memory_is_read_from_meminfo() {
-        let told = "MemTotal:       24673888 kB\nMemAvailable:   22012344 kB\nBuffers: 1 kB\n";
-        assert_eq!(available(told), Some(Bytes::kib(22_012_344)));
+        let meminfo = "MemTotal:       24673888 kB\nMemAvailable:   22012344 kB\nBuffers: 1 kB\n";
+        assert_eq!(available(meminfo), Some(Bytes::kib(22_012_344)));
         assert_eq!(available("MemTotal: 1 kB"), None);
         assert!(system_memory_left().is_some_and(|left| left > Bytes::ZERO));
     }

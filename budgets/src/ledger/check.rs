@@ -22,7 +22,7 @@ impl Ledger {
     /// Audits all maps and sums, in time proportional to the number of leases. Debug builds audit
     /// after every step. Release builds audit about once every N steps, where N is the number of
     /// leases, so that the average cost of a step is constant.
-    pub(super) fn audit_in_turn(&mut self) {
+    pub(super) fn audit_periodically(&mut self) {
         let between = if cfg!(debug_assertions) { 0 } else { self.leases.len() };
         self.audit_after(between);
     }
@@ -135,7 +135,7 @@ mod tests {
     fn a_wrong_sum_fails_the_audit() {
         let mut ledger = ledger();
         ledger.host.granted = Bytes(41);
-        ledger.audit_in_turn();
+        ledger.audit_periodically();
     }
 
     #[test]

@@ -180,7 +180,7 @@ impl Ledger {
         }
         self.settle(&mut effects);
         self.check_accounts();
-        self.audit_in_turn();
+        self.audit_periodically();
         effects
     }
 
@@ -229,7 +229,7 @@ impl Ledger {
     /// Whether this owner and its earlier generations hold nothing and can get no more grants. This
     /// is true from [`Effect::OwnerCleared`] on.
     pub fn is_cleared(&self, owner: &Owner) -> bool {
-        self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) && self.is_home(owner)
+        self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) && self.is_released(owner)
     }
 
     /// The sum of all leases of a name in all generations, including leases that wait for a fence.
@@ -259,7 +259,7 @@ impl Ledger {
     }
 
     /// Whether this owner and its earlier generations hold no lease.
-    fn is_home(&self, owner: &Owner) -> bool {
+    fn is_released(&self, owner: &Owner) -> bool {
         self.owners.range(owner.first()..=owner.clone()).next().is_none()
     }
 

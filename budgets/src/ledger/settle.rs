@@ -93,8 +93,8 @@ impl Ledger {
     }
 
     fn clear_owners(&mut self, effects: &mut Vec<Effect>) {
-        let home: Vec<Owner> = self.clearing.iter().filter(|owner| self.is_home(owner)).cloned().collect();
-        for owner in home {
+        let cleared: Vec<Owner> = self.clearing.iter().filter(|owner| self.is_released(owner)).cloned().collect();
+        for owner in cleared {
             self.clearing.remove(&owner);
             effects.push(Effect::OwnerCleared { owner });
         }

@@ -2,11 +2,11 @@
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
-pub struct Draw(u64);
+pub struct Rng(u64);
 
-impl Draw {
+impl Rng {
     pub fn new(seed: u64) -> Self {
-        Draw(seed)
+        Rng(seed)
     }
 
     pub fn next(&mut self) -> u64 {
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn half_of_the_drawn_lengths_are_below_the_median() {
-        let mut draw = Draw::new(7);
+        let mut draw = Rng::new(7);
         let lengths: Vec<usize> = (0..4000).map(|_| draw.lognormal(600.0, 0.9, 50, 6000)).collect();
         let below = lengths.iter().filter(|length| **length < 600).count();
         assert!((1900..2100).contains(&below), "{below} of 4000");
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn drawn_shares_are_above_zero_and_uniform() {
-        let mut draw = Draw::new(1);
+        let mut draw = Rng::new(1);
         let shares: Vec<f64> = (0..4000).map(|_| draw.share()).collect();
         assert!(shares.iter().all(|share| *share > 0.0 && *share <= 1.0));
         let mean = shares.iter().sum::<f64>() / 4000.0;

@@ -76,8 +76,8 @@ const BEFORE_MAIN_MAX: Duration = Duration::from_secs(60);
 /// time since `main` began.
 pub fn since_process_start(main: Instant) -> Duration {
     let since_main = main.elapsed();
-    let told = fs::read_to_string("/proc/self/stat").ok().zip(fs::read_to_string("/proc/uptime").ok());
-    let age = told.and_then(|(stat, uptime)| process_age(&stat, &uptime));
+    let times = fs::read_to_string("/proc/self/stat").ok().zip(fs::read_to_string("/proc/uptime").ok());
+    let age = times.and_then(|(stat, uptime)| process_age(&stat, &uptime));
     // The tick clock may lag by one tick.
     age.filter(|age| *age >= since_main && *age <= since_main + BEFORE_MAIN_MAX).unwrap_or(since_main)
 }

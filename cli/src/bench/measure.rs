@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::task::JoinSet;
 
 use super::{
-    draw::Draw,
+    draw::Rng,
     workload::{PictureLoad, Prompts},
 };
 use crate::failure::Failure;
@@ -43,7 +43,7 @@ const QUESTION: &str = "Describe.";
 pub struct Meter {
     model: ModelHandle,
     ids: Range<u32>,
-    random: Draw,
+    random: Rng,
 }
 
 /// The result of requests that were all answered.
@@ -58,7 +58,7 @@ pub struct Run {
 impl Meter {
     /// Measures `model`, whose text tokens have ids below `text_ids`.
     pub fn new(model: ModelHandle, text_ids: u32, seed: u64) -> Self {
-        Meter { model, ids: ids(text_ids), random: Draw::new(seed) }
+        Meter { model, ids: ids(text_ids), random: Rng::new(seed) }
     }
 
     /// Sends prompts of new random tokens. Each is answered with `reply` tokens.
@@ -67,7 +67,7 @@ impl Meter {
     /// A request failed, had a reply of another length, or found tokens in the prefix cache. In the
     /// last two cases, the figure would not be comparable with other figures.
     pub async fn text(&mut self, prompts: Prompts, reply: usize) -> Result<Run, Failure> {
-        let chat = |random: &mut Draw| {
+        let chat = |random: &mut Rng| {
             let ids = iter::repeat_with(|| self.ids.start + random.below(self.ids.end - self.ids.start));
             Chat::from_tokens(ids.take(prompts.length).collect::<Vec<u32>>())
         };

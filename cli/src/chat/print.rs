@@ -20,9 +20,9 @@ const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[22m";
 
 /// How the command ended.
-pub enum Over {
+pub enum Outcome {
     /// Every question was answered.
-    Well,
+    Answered,
     /// Something failed and was reported.
     Failed,
     /// The user pressed Ctrl-C.
@@ -36,7 +36,7 @@ pub enum Ended {
     /// The user pressed Ctrl-C. `text` is the reply so far.
     Interrupted { text: String },
     /// Standard output was closed.
-    Unread,
+    OutputClosed,
 }
 
 /// Prints a reply as it arrives.
@@ -46,66 +46,66 @@ pub async fn stream(
     options: &Options,
     interrupts: &mut Interrupts,
 ) -> Result<Ended, ChatError> {
-    let mut said = String::new();
+    let mut body = String::new();
     let ended = tokio::select! {
         biased;
         () = interrupts.next() => None,
         ended = async {
             let reply = model.chat(chat).await?;
-            if options.json { events(reply, None, &mut said).await } else { text(reply, options, &mut said).await }
+            if options.json { events(reply, None, &mut body).await } else { text(reply, options, &mut body).await }
         } => Some(ended),
     };
-    if !options.json && !matches!(ended, Some(Ok(_))) && !said.is_empty() {
+    if !options.json && !matches!(ended, Some(Ok(_))) && !body.is_empty() {
         // End the reply's line before anything else is printed.
         println!();
     }
     match ended {
-        Some(Ok(true)) => Ok(Ended::Done { text: said }),
-        Some(Ok(false)) => Ok(Ended::Unread),
+        Some(Ok(true)) => Ok(Ended::Done { text: body }),
+        Some(Ok(false)) => Ok(Ended::OutputClosed),
         Some(Err(error)) => Err(error),
         None => {
             if options.json {
-                println!("{}", json!({ "type": "interrupted", "text": said }));
+                println!("{}", json!({ "type": "interrupted", "text": body }));
             }
-            Ok(Ended::Interrupted { text: said })
+            Ok(Ended::Interrupted { text: body })
         }
     }
 }
 
 /// Prints several replies to one question: JSON events as they arrive, or texts one after another.
 /// Each failure is reported.
-pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Result<Over, Failure> {
+pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Result<Outcome, Failure> {
     let mut running = JoinSet::new();
     for (sample, reply) in model.samples(chat, options.n).await?.into_iter().enumerate() {
         let is_json = options.json;
         running.spawn(async move {
-            let told = if is_json {
-                events(reply, Some(sample), &mut String::new()).await.map(|_| Whole::default())
+            let outcome = if is_json {
+                events(reply, Some(sample), &mut String::new()).await.map(|_| CompleteReply::default())
             } else {
                 whole(reply).await
             };
-            (sample, told)
+            (sample, outcome)
         });
     }
-    let mut told = running.join_all().await;
-    told.sort_by_key(|(sample, _)| *sample);
-    let mut over = Over::Well;
-    for (sample, told) in told {
-        match told {
+    let mut printed = running.join_all().await;
+    printed.sort_by_key(|(sample, _)| *sample);
+    let mut over = Outcome::Answered;
+    for (sample, printed) in printed {
+        match printed {
             Ok(_) if options.json => {}
-            Ok(Whole { text, scores, cut }) => {
+            Ok(CompleteReply { text, scores, cut }) => {
                 println!("[{sample}] {text}{}", scores.iter().map(line_of).collect::<String>());
                 if let Some(usage) = cut {
                     note_cut(&usage, options);
                 }
             }
             Err(error) => {
-                over = Over::Failed;
+                over = Outcome::Failed;
                 let failure = Failure::from(error);
                 if options.json {
                     println!("{}", of_sample(crate::shared_output::failure(&failure), Some(sample)))
                 } else {
-                    failure::tell(&Failure { error: format!("[{sample}] {}", failure.error), ..failure })
+                    failure::print(&Failure { error: format!("[{sample}] {}", failure.error), ..failure })
                 }
             }
         }
@@ -114,7 +114,7 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
 }
 
 pub fn failure(failure: &Failure, is_json: bool) {
-    if is_json { println!("{}", crate::shared_output::failure(failure)) } else { failure::tell(failure) }
+    if is_json { println!("{}", crate::shared_output::failure(failure)) } else { failure::print(failure) }
 }
 
 /// Reports a failure that affects all requested replies. As JSON, each of several replies
@@ -129,10 +129,10 @@ pub fn failure_of_all(failed: &Failure, options: &Options) {
     }
 }
 
-/// Prints text as it arrives and appends it to `said`. On a terminal, the reasoning is printed
+/// Prints text as it arrives and appends it to `printed`. On a terminal, the reasoning is printed
 /// before the text, dimmed. Output to a file or a pipe has no reasoning. Returns `false` once
 /// standard output is closed.
-async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<bool, ChatError> {
+async fn text(mut reply: Reply, options: &Options, printed: &mut String) -> Result<bool, ChatError> {
     let (mut scores, mut cut) = (Vec::new(), None);
     let (shows_reasoning, mut has_reasoned) = (std::io::stdout().is_terminal(), false);
     while let Some(event) = reply.next().await {
@@ -148,8 +148,8 @@ async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<
                 }
             }
             event => {
-                let parted = has_reasoned && !event.text().is_empty() && said.is_empty();
-                *said += event.text();
+                let parted = has_reasoned && !event.text().is_empty() && printed.is_empty();
+                *printed += event.text();
                 if !output::out(format_args!("{}{}", if parted { "\n\n" } else { "" }, event.text())) {
                     return Ok(false);
                 }
@@ -165,15 +165,15 @@ async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<
 
 /// A reply that is printed when it is complete.
 #[derive(Default)]
-struct Whole {
+struct CompleteReply {
     text: String,
     scores: Vec<TokenScore>,
     /// Token usage, if the length limit cut the reply off.
     cut: Option<Usage>,
 }
 
-async fn whole(mut reply: Reply) -> Result<Whole, ChatError> {
-    let mut whole = Whole::default();
+async fn whole(mut reply: Reply) -> Result<CompleteReply, ChatError> {
+    let mut whole = CompleteReply::default();
     while let Some(event) = reply.next().await {
         match event? {
             ChatEvent::Token(score) => whole.scores.push(score),
@@ -188,11 +188,11 @@ async fn whole(mut reply: Reply) -> Result<Whole, ChatError> {
 }
 
 /// Prints one line per event, with the sample's number if there are several, and appends the text
-/// to `said`. Returns `false` once standard output is closed.
-async fn events(mut reply: Reply, sample: Option<usize>, said: &mut String) -> Result<bool, ChatError> {
+/// to `printed`. Returns `false` once standard output is closed.
+async fn events(mut reply: Reply, sample: Option<usize>, printed: &mut String) -> Result<bool, ChatError> {
     while let Some(event) = reply.next().await {
         let event = event?;
-        *said += event.text();
+        *printed += event.text();
         if !output::out(format_args!("{}\n", of_sample(as_json(&event), sample))) {
             return Ok(false);
         }

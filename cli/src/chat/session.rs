@@ -9,7 +9,7 @@ use super::{
     command::{HELP, Line},
     input::{Interrupts, lines},
     options::Options,
-    print::{self, Ended, Over},
+    print::{self, Ended, Outcome},
     shown::Shown,
 };
 use crate::{failure::Failure, logging};
@@ -35,7 +35,7 @@ pub struct Session<'s> {
 /// The next action of a session: reading another line, or ending.
 enum Next {
     Line,
-    End(Over),
+    End(Outcome),
 }
 
 impl<'s> Session<'s> {
@@ -52,7 +52,7 @@ impl<'s> Session<'s> {
 
     /// Reads lines from standard input until the end of the input, `/quit`, or
     /// Ctrl-C outside a reply.
-    pub async fn run(mut self, interrupts: &mut Interrupts) -> Result<Over, Failure> {
+    pub async fn run(mut self, interrupts: &mut Interrupts) -> Result<Outcome, Failure> {
         let is_terminal = std::io::stdin().is_terminal() && !self.options.json;
         if is_terminal {
             println!("/help lists all commands; /image FILE shows a picture, /quit ends.");
@@ -64,8 +64,8 @@ impl<'s> Session<'s> {
             }
             let line = tokio::select! {
                 biased;
-                () = interrupts.next() => Err(Over::Interrupted),
-                line = lines.recv() => line.ok_or(Over::Well),
+                () = interrupts.next() => Err(Outcome::Interrupted),
+                line = lines.recv() => line.ok_or(Outcome::Answered),
             };
             let line = match line {
                 Ok(line) => line?,
@@ -129,7 +129,7 @@ impl<'s> Session<'s> {
                 self.shown = Shown::default();
                 self.note("the session starts over");
             }
-            Line::Quit => return Ok(Next::End(Over::Well)),
+            Line::Quit => return Ok(Next::End(Outcome::Answered)),
         }
         Ok(Next::Line)
     }
@@ -159,7 +159,7 @@ impl<'s> Session<'s> {
             }
         };
         match ended {
-            Ok(Ended::Unread) => return Ok(Next::End(Over::Well)),
+            Ok(Ended::OutputClosed) => return Ok(Next::End(Outcome::Answered)),
             // No text arrived, so the turn is not kept, and the next question shows the same files.
             Ok(Ended::Interrupted { text }) if text.is_empty() => {}
             Ok(Ended::Done { text } | Ended::Interrupted { text }) => {

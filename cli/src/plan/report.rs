@@ -166,7 +166,7 @@ impl Report {
             concurrency: lengths.into_iter().filter(|_| forecast.fits()).map(concurrency).collect(),
             picture: picture(&forecast.inputs, model),
             not_enough_alone: hopeless.map(|suggestion| suggestion.name.clone()).collect(),
-            suggestions: all.filter_map(|suggestion| told(suggestion, planned.total_flag)).collect(),
+            suggestions: all.filter_map(|suggestion| line_of(suggestion, planned.total_flag)).collect(),
             notes,
             plan: forecast.plan.clone(),
             envelope,
@@ -190,7 +190,7 @@ fn picture(inputs: &EffectiveLimits, model: &Model) -> Option<PictureReport> {
 }
 
 /// Converts a suggestion to its flag. `total` is the flag that sets the device's memory.
-fn told(suggestion: &Suggestion, total: &str) -> Option<SuggestionLine> {
+fn line_of(suggestion: &Suggestion, total: &str) -> Option<SuggestionLine> {
     let Suggestion { knob, name, from, to, setting, frees } = suggestion.clone();
     let to = to?;
     let is_object = setting.as_ref().is_some_and(|setting| setting.value.is_object());
@@ -219,7 +219,7 @@ impl fmt::Display for Report {
             self.tell_what_would_fit(f)?
         }
         if let Some(picture) = &self.picture {
-            picture.tell(f, self.envelope.context_tokens)?;
+            picture.write(f, self.envelope.context_tokens)?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "Note: {note}."))
     }
@@ -289,7 +289,7 @@ fn count(number: usize) -> String {
 }
 
 impl PictureReport {
-    fn tell(&self, f: &mut fmt::Formatter<'_>, context_tokens: usize) -> fmt::Result {
+    fn write(&self, f: &mut fmt::Formatter<'_>, context_tokens: usize) -> fmt::Result {
         let PictureReport { pixels, tokens, side, tiles, model_pixels, .. } = self;
         let plural = if *tokens == 1 { "token" } else { "tokens" };
         let (pixels, tokens, context_tokens) = (grouped(*pixels), count(*tokens), count(context_tokens));

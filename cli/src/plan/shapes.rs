@@ -86,7 +86,8 @@ impl Shape {
         for gpu in cards {
             let (target, place) = (on(gpu)?, absent_place(gpu.total.unwrap_or_default(), canary));
             let pictures = checkpoint.image_processor.as_ref();
-            let tokens = Question { model: &model, pictures, target, options: load, place }.kv_tokens()?;
+            let tokens =
+                Question { model: &model, pictures, checkpoint: None, target, options: load, place }.kv_tokens()?;
             kv_tokens.insert(gpu.name.clone(), tokens.filter(|_| is_shared));
         }
         Ok(Shape {

@@ -28,12 +28,13 @@ impl Unquantized {
         place: MemoryState,
     ) -> Result<Option<Self>, Failure> {
         let formats = checkpoint.weight_formats().map_err(LoadError::from)?;
-        if !matches!(formats, WeightFormats::Made(_)) && checkpoint.cache() == CacheFormat::Plain {
+        if !matches!(formats, WeightFormats::Requested(_)) && checkpoint.cache() == CacheFormat::Plain {
             return Ok(None);
         }
         let checkpoint = checkpoint.with_quantization(None).with_cache(CacheFormat::Plain);
         let model = &Model::plan_heaviest(&checkpoint, &target, ranks)?;
-        let question = Question { model, pictures: checkpoint.image_processor.as_ref(), target, options, place };
+        let question =
+            Question { model, pictures: checkpoint.image_processor.as_ref(), checkpoint: None, target, options, place };
         let kv_tokens = question.kv_tokens()?;
         Ok(Some(Unquantized { weight_bytes: model.weight_bytes(), kv_tokens }))
     }

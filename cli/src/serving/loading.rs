@@ -128,7 +128,7 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
                 Err(mut failure) => {
                     if count > 1 {
                         failure.error = format!("{name} failed to load: {}", failure.error);
-                        bars.suspend(|| failure::tell(&failure));
+                        bars.suspend(|| failure::print(&failure));
                     }
                     failed.push((name, failure));
                 }
@@ -156,7 +156,7 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
 /// Loads a model and adds it to the service. During the load, the service shows the progress.
 async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Result<(), Failure> {
     let Plan { source, options, names, .. } = plan;
-    let (told, heard) = (service.clone(), names.clone());
+    let (shown, loading) = (service.clone(), names.clone());
     // The last shown text, or `None` once the model is loaded. Progress also arrives during later
     // starts, after a crash or a sleep. During these starts, the service must not show the model as
     // loading for the first time.
@@ -166,7 +166,7 @@ async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Res
         let mut last = heard_last.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(last) = &mut *last else { return };
         if let Some(now) = described(&progress).filter(|now| now != last) {
-            told.set(heard.clone(), ModelState::Loading(now.as_str().into()));
+            shown.set(loading.clone(), ModelState::Loading(now.as_str().into()));
             *last = now;
         }
         bar.show(progress);
@@ -179,7 +179,7 @@ async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Res
         }
         Err(error) => {
             let failure = Failure::from(error);
-            service.set(names, ModelState::Failed(failure.told().0.as_str().into()));
+            service.set(names, ModelState::Failed(failure.error_and_hint().0.as_str().into()));
             Err(failure)
         }
     }

@@ -166,7 +166,7 @@ mod tests {
         assert!(taken.check().is_ok());
         for line in ["--enable-lora a/b", "--data-parallel-size 4", "--spec-model a/c"] {
             let failure = typed(line).check().expect_err("this flag would change what is served");
-            let (error, hint) = failure.told();
+            let (error, hint) = failure.error_and_hint();
             let name = line.split(' ').next().expect("a flag");
             assert!(error.starts_with(name) && !hint.is_empty(), "{error}: {hint}");
         }

@@ -36,23 +36,27 @@ impl FromStr for Address {
     /// Parses `host:port`. A host without a port gets the default port. A port without a host means
     /// this machine. A URL as typed in a browser, with `http://` and `/metrics`, is accepted too.
     fn from_str(typed: &str) -> Result<Self, String> {
-        let said = typed.strip_prefix("http://").unwrap_or(typed);
-        let said = said.strip_suffix("/metrics").unwrap_or(said).trim_end_matches('/');
+        let typed_host = typed.strip_prefix("http://").unwrap_or(typed);
+        let typed_host = typed_host.strip_suffix("/metrics").unwrap_or(typed_host).trim_end_matches('/');
         let refused =
             || Err(format!("{typed:?} is not an address; expected HOST:PORT, such as 127.0.0.1:{PORT}, or a port"));
-        let (host, port) = match said.rsplit_once(':') {
+        let (host, port) = match typed_host.rsplit_once(':') {
             // In an IPv6 address without brackets, the port cannot be separated from the host.
             Some((host, _)) if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) => {
-                if said.starts_with('[') && said.ends_with(']') { (said, PORT) } else { return refused() }
+                if typed_host.starts_with('[') && typed_host.ends_with(']') {
+                    (typed_host, PORT)
+                } else {
+                    return refused();
+                }
             }
             Some((host, port)) => match port.parse() {
                 Ok(port) => (host, port),
                 Err(_) => return refused(),
             },
-            None => match said.parse() {
+            None => match typed_host.parse() {
                 Ok(port) => ("", port),
-                Err(_) if said.bytes().all(|letter| letter.is_ascii_digit()) => return refused(),
-                Err(_) => (said, PORT),
+                Err(_) if typed_host.bytes().all(|letter| letter.is_ascii_digit()) => return refused(),
+                Err(_) => (typed_host, PORT),
             },
         };
         let host = if host.is_empty() { "127.0.0.1" } else { host };

@@ -21,7 +21,7 @@ use ratatui::{
 use self::panel::{Fit, Panel};
 use super::{
     keys::EXPLAINED,
-    palette::Colours,
+    palette::Colors,
     session::{Session, Viewport},
     view::{ModelView, View},
 };
@@ -43,22 +43,22 @@ const ALL_ACTORS: u16 = 70;
 const ROWS_WITH_HIGH_BAR: u16 = 30;
 
 /// Draws the screen. Returns how much of the full view fits.
-pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours) -> Viewport {
+pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colors: Colors) -> Viewport {
     let area = frame.area();
     let keys = u16::from(area.height >= ROWS_WITH_KEYS);
     let [head, body, foot] =
         Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(keys)]).areas(area);
-    frame.render_widget(header(session, now, head.width, colours), head);
-    let body = complaint(frame, session, body, colours);
-    let whole = whole(session, now, body.width, colours);
+    frame.render_widget(header(session, now, head.width, colors), head);
+    let body = complaint(frame, session, body, colors);
+    let whole = whole(session, now, body.width, colors);
     let room = Viewport { rows: body.height.into(), lines: whole.len() };
     let explained = match (session.view(), session.top) {
         (None, _) => {
-            frame.render_widget(Line::styled("waiting for the first answer", colours.faint()), body);
+            frame.render_widget(Line::styled("waiting for the first answer", colors.faint()), body);
             OVERVIEW.to_owned()
         }
         (Some(view), None) => {
-            draw_view(frame, session, view, body, now, colours);
+            draw_view(frame, session, view, body, now, colors);
             OVERVIEW.to_owned()
         }
         (Some(_), Some(top)) => {
@@ -69,9 +69,9 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours
             format!(" lines {first} to {last} of {all}  PgDn PgUp j k g G scroll  Esc back  ? help")
         }
     };
-    frame.render_widget(Line::styled(explained, colours.faint()), foot);
+    frame.render_widget(Line::styled(explained, colors.faint()), foot);
     if session.shows_help {
-        draw_help(frame, area, colours);
+        draw_help(frame, area, colors);
     }
     room
 }
@@ -80,39 +80,39 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours
 const OVERVIEW: &str = " q quit  j k model  PgDn full view  p pause  + - interval  ? help";
 
 /// Returns the lines of all panels at full length.
-pub fn whole(session: &Session, now: Now, width: u16, colours: Colours) -> Vec<Line<'static>> {
+pub fn whole(session: &Session, now: Now, width: u16, colors: Colors) -> Vec<Line<'static>> {
     let (Some(view), fit) = (session.view(), Fit::Fold) else { return Vec::new() };
-    let mut panels: Vec<_> = view.devices.iter().map(|device| device::panel(device, width, 1, fit, colours)).collect();
-    panels.push(table::panel(view, None, width, colours));
-    let in_full = |model: &ModelView| model::panel(model, session.trail(&model.name), width, fit, colours);
+    let mut panels: Vec<_> = view.devices.iter().map(|device| device::panel(device, width, 1, fit, colors)).collect();
+    panels.push(table::panel(view, None, width, colors));
+    let in_full = |model: &ModelView| model::panel(model, session.trail(&model.name), width, fit, colors);
     panels.extend(view.models.iter().map(in_full));
-    panels.push(device::leases(view, width, colours));
-    panels.push(events::panel(view, now.unix, width, fit, colours));
+    panels.push(device::leases(view, width, colors));
+    panels.push(events::panel(view, now.unix, width, fit, colors));
     // Skip panels that have only a title.
-    let told = panels.into_iter().filter(|panel| panel.lines.len() > 1);
-    told.flat_map(|panel| panel.rows(u16::MAX, width)).collect()
+    let shown = panels.into_iter().filter(|panel| panel.lines.len() > 1);
+    shown.flat_map(|panel| panel.rows(u16::MAX, width)).collect()
 }
 
 /// Returns the first line: the address, the actors, and the age of the figures.
-pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line<'static> {
+pub fn header(session: &Session, now: Now, width: u16, colors: Colors) -> Line<'static> {
     let age = |age: Duration| words::age(age.as_secs_f64());
     let right = match (session.lost(), session.age(now.elapsed), session.began_anew(now.elapsed)) {
-        (Some(_), None, _) => Span::styled("no answer yet ", colours.bad()),
+        (Some(_), None, _) => Span::styled("no answer yet ", colors.bad()),
         (Some(lost), Some(old), _) => {
             let since = age(now.elapsed.saturating_sub(lost.since));
-            Span::styled(format!("LOST for {since}, figures {} old ", age(old)), colours.bad())
+            Span::styled(format!("LOST for {since}, figures {} old ", age(old)), colors.bad())
         }
         (None, Some(old), _) if session.is_paused => {
-            Span::styled(format!("paused, figures {} old ", age(old)), colours.notable())
+            Span::styled(format!("paused, figures {} old ", age(old)), colors.notable())
         }
-        (_, _, Some(ago)) => Span::styled(format!("restarted {} ago ", age(ago)), colours.notable()),
-        _ => Span::styled(format!("every {} ", words::seconds(session.every.as_secs_f64())), colours.faint()),
+        (_, _, Some(ago)) => Span::styled(format!("restarted {} ago ", age(ago)), colors.notable()),
+        _ => Span::styled(format!("every {} ", words::seconds(session.every.as_secs_f64())), colors.faint()),
     };
-    let mut left = vec![Span::styled(format!(" bursar top {} ", session.address), colours.strong())];
+    let mut left = vec![Span::styled(format!(" bursar top {} ", session.address), colors.strong())];
     // If there is little room, show only actors that do not run.
     for actor in session.view().map_or(&[][..], |view| &view.actors) {
         if width >= ALL_ACTORS || !actor.is_up {
-            left.extend(words::actor_words(actor, true, colours));
+            left.extend(words::actor_words(actor, true, colors));
         }
     }
     left.push(Span::raw(" "));
@@ -120,35 +120,35 @@ pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line
 }
 
 /// Draws the reason why there are no newer figures, if it fits. Returns the remaining area.
-fn complaint(frame: &mut Frame<'_>, session: &Session, area: Rect, colours: Colours) -> Rect {
+fn complaint(frame: &mut Frame<'_>, session: &Session, area: Rect, colors: Colors) -> Rect {
     let Some(lost) = session.lost() else { return area };
-    let mut lines = vec![Line::styled(lost.error.to_string(), colours.bad())];
+    let mut lines = vec![Line::styled(lost.error.to_string(), colors.bad())];
     if session.view().is_none() || area.height >= ROWS_WITH_KEYS {
-        lines.push(Line::styled(lost.error.hint(), colours.faint()));
+        lines.push(Line::styled(lost.error.hint(), colors.faint()));
     }
     // Assume 12 fewer columns: a word that does not fit wraps to the next row and leaves the end of
     // its row empty.
     let rows: usize =
         lines.iter().map(|line| line.width().div_ceil(usize::from(area.width.saturating_sub(12).max(1)))).sum();
     let rows = u16::try_from(rows).unwrap_or(u16::MAX).min(area.height.div_ceil(2));
-    let [told, rest] = Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]).areas(area);
-    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), told);
+    let [upper, rest] = Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]).areas(area);
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), upper);
     rest
 }
 
-fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, now: Now, colours: Colours) {
+fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, now: Now, colors: Colors) {
     let width = area.width;
     let bar_rows = if area.height >= ROWS_WITH_HIGH_BAR { 2 } else { 1 };
     let mut panels: Vec<Panel> =
-        view.devices.iter().map(|device| device::panel(device, width, bar_rows, Fit::Cut, colours)).collect();
+        view.devices.iter().map(|device| device::panel(device, width, bar_rows, Fit::Cut, colors)).collect();
     let devices = panels.len();
-    panels.push(table::panel(view, session.chosen(), width, colours));
+    panels.push(table::panel(view, session.chosen(), width, colors));
     let chosen = session.chosen().map(|place| &view.models[place]);
     panels.push(match chosen {
-        Some(chosen) => model::panel(chosen, session.trail(&chosen.name), width, Fit::Cut, colours),
+        Some(chosen) => model::panel(chosen, session.trail(&chosen.name), width, Fit::Cut, colors),
         None => Panel::default(),
     });
-    panels.push(events::panel(view, now.unix, width, Fit::Cut, colours));
+    panels.push(events::panel(view, now.unix, width, Fit::Cut, colors));
     let rows = panel::share(&panels, &wishes(devices), area.height);
     let areas = Layout::vertical(rows.iter().map(|rows| Constraint::Length(*rows))).split(area);
     for ((panel, rows), area) in panels.into_iter().zip(rows).zip(areas.iter()) {
@@ -171,9 +171,9 @@ fn wishes(devices: usize) -> Vec<(usize, u16)> {
     wishes
 }
 
-fn draw_help(frame: &mut Frame<'_>, area: Rect, colours: Colours) {
+fn draw_help(frame: &mut Frame<'_>, area: Rect, colors: Colors) {
     let line = |(keys, does): &(&str, &str)| {
-        Line::from(vec![Span::styled(format!(" {keys:<15} "), colours.strong()), Span::raw(format!("{does} "))])
+        Line::from(vec![Span::styled(format!(" {keys:<15} "), colors.strong()), Span::raw(format!("{does} "))])
     };
     let lines: Vec<_> = EXPLAINED.iter().map(line).collect();
     let width = lines.iter().map(Line::width).max().unwrap_or(0) as u16 + 2;

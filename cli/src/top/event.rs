@@ -15,7 +15,7 @@ pub struct Event {
     /// The kind of event, such as `lease_granted`.
     pub kind: String,
     /// A description of the event, in one line.
-    pub told: String,
+    pub text: String,
     pub weight: Weight,
 }
 
@@ -61,8 +61,8 @@ impl Event {
             Some(Value::String(at)) => at.parse().ok(),
             _ => None,
         };
-        let told = told(&kind, &fields).unwrap_or_else(|| all(&fields));
-        Some(Event { number, at: at.unwrap_or(f64::NAN), weight: Weight::of(&kind), told, kind })
+        let text = text_of(&kind, &fields).unwrap_or_else(|| all(&fields));
+        Some(Event { number, at: at.unwrap_or(f64::NAN), weight: Weight::of(&kind), text, kind })
     }
 
     /// Returns the kind in words.
@@ -82,7 +82,7 @@ impl Weight {
 }
 
 /// Returns the sentence for a known kind, if it has the expected fields.
-fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
+fn text_of(kind: &str, fields: &Map<String, Value>) -> Option<String> {
     let word = |name: &str| fields.get(name).map(text);
     let bytes = |name: &str| fields.get(name)?.as_u64().map(Bytes);
     let of_model = |what: String| match word("model") {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn known_event_kinds_have_sentences_and_unknown_kinds_list_fields() {
-        let told = [
+        let cases = [
             (r#""event":"lease_granted","lease":3,"model":"demo","class":"kv","bytes":2097152"#, "kv of demo, 2.0 MiB"),
             (r#""event":"lease_freed","lease":3,"model":"","class":"tenant","bytes":1024"#, "tenant, 1.0 KiB"),
             (r#""event":"lease_refused","class":"tenant","bytes":4,"reason":"full""#, "tenant, 4 B: full"),
@@ -158,9 +158,9 @@ mod tests {
             (r#""event":"moved","to":"host","bytes":[1]"#, "bytes [1], to host"),
             (r#""event":"oom","model":"only""#, "model only"),
         ];
-        for (fields, expected) in told {
+        for (fields, expected) in cases {
             let events = read(&format!("[{{\"number\":17,\"at\":1700000000.25,{fields}}}]")).expect(fields);
-            assert_eq!((events[0].told.as_str(), events[0].number, events[0].at), (expected, 17, 1700000000.25));
+            assert_eq!((events[0].text.as_str(), events[0].number, events[0].at), (expected, 17, 1700000000.25));
         }
         assert_eq!(read("[]"), Ok(Vec::new()));
     }
@@ -181,7 +181,7 @@ mod tests {
             let _ = read(&text);
             let event = serde_json::json!([{ "number": 1, "at": at, "event": text, "model": text, "field": [text] }]);
             let events = read(&event.to_string()).expect("the event is valid");
-            let shown = format!("{}{}", events[0].title(), events[0].told);
+            let shown = format!("{}{}", events[0].title(), events[0].text);
             prop_assert!(!shown.chars().any(char::is_control));
         }
     }

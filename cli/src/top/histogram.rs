@@ -29,8 +29,9 @@ impl Histogram {
     /// Returns the observations since `before`. If a count fell, the process restarted, and all
     /// observations are returned.
     pub fn since(&self, before: &Histogram) -> Histogram {
-        let is_anew = self.buckets.iter().any(|(bound, count)| *count < before.up_to(*bound));
-        let since = |&(bound, count): &(f64, f64)| (bound, if is_anew { count } else { count - before.up_to(bound) });
+        let has_restarted = self.buckets.iter().any(|(bound, count)| *count < before.up_to(*bound));
+        let since =
+            |&(bound, count): &(f64, f64)| (bound, if has_restarted { count } else { count - before.up_to(bound) });
         Histogram { buckets: self.buckets.iter().map(since).collect() }
     }
 

@@ -9,16 +9,16 @@ use ratatui::{
     text::Line,
 };
 
-use super::palette::Colours;
+use super::palette::Colors;
 
 /// Prints lines, with colors if there are any, and without trailing blanks in plain text.
 ///
 /// # Errors
 /// Writing to `out` fails.
-pub fn print(out: &mut impl Write, lines: &[Line<'_>], colours: Colours) -> io::Result<()> {
+pub fn print(out: &mut impl Write, lines: &[Line<'_>], colors: Colors) -> io::Result<()> {
     for line in lines {
-        match colours {
-            Colours::None => writeln!(out, "{}", line.to_string().trim_end())?,
+        match colors {
+            Colors::None => writeln!(out, "{}", line.to_string().trim_end())?,
             _ => {
                 for span in &line.spans {
                     let style: ContentStyle = Style::new().patch(line.style).patch(span.style).into_crossterm();
@@ -37,21 +37,21 @@ mod tests {
 
     use super::*;
 
-    fn printed(colours: Colours) -> String {
+    fn printed(colors: Colors) -> String {
         let mut out = Vec::new();
         let line = Line::from(vec![Span::raw("a "), Span::styled("b  ", Style::new().fg(Color::Rgb(1, 2, 3)))]);
-        print(&mut out, &[line], colours).expect("writing to memory succeeds");
+        print(&mut out, &[line], colors).expect("writing to memory succeeds");
         String::from_utf8(out).expect("UTF-8")
     }
 
     #[test]
     fn plain_text_is_printed_without_colours() {
-        assert_eq!(printed(Colours::None), "a b\n");
+        assert_eq!(printed(Colors::None), "a b\n");
     }
 
     #[test]
     fn colours_end_where_their_text_ends() {
         ratatui::crossterm::style::force_color_output(true);
-        assert_eq!(printed(Colours::True), "a \u{1b}[38;2;1;2;3mb  \u{1b}[39m\n");
+        assert_eq!(printed(Colors::True), "a \u{1b}[38;2;1;2;3mb  \u{1b}[39m\n");
     }
 }

@@ -6,7 +6,7 @@ use ratatui::style::{Color, Modifier, Style};
 
 use super::view::MemoryPart;
 
-/// When to use colours.
+/// When to use colors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum When {
     /// On a terminal that has them, unless NO_COLOR says otherwise.
@@ -19,7 +19,7 @@ pub enum When {
 
 /// The colors that a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Colours {
+pub enum Colors {
     True,
     /// The sixteen colors of the user's theme.
     Sixteen,
@@ -38,25 +38,25 @@ pub struct Surroundings<'a> {
     pub is_terminal: bool,
 }
 
-impl Colours {
+impl Colors {
     pub fn of(when: When, surroundings: Surroundings<'_>) -> Self {
-        let is_unwanted = surroundings.no_color.is_some_and(|said| !said.is_empty());
+        let is_unwanted = surroundings.no_color.is_some_and(|value| !value.is_empty());
         let is_dumb = surroundings.term.is_some_and(|term| term == "dumb");
-        let has_all = surroundings.colorterm.is_some_and(|said| said == "truecolor" || said == "24bit");
+        let has_all = surroundings.colorterm.is_some_and(|value| value == "truecolor" || value == "24bit");
         match when {
-            When::Never => Colours::None,
-            When::Auto if is_unwanted || is_dumb || !surroundings.is_terminal => Colours::None,
-            _ if has_all => Colours::True,
-            _ => Colours::Sixteen,
+            When::Never => Colors::None,
+            When::Auto if is_unwanted || is_dumb || !surroundings.is_terminal => Colors::None,
+            _ if has_all => Colors::True,
+            _ => Colors::Sixteen,
         }
     }
 
     /// Returns the color of a part of the bar. `None` if a letter marks the part.
     pub fn part(self, part: MemoryPart) -> Option<Color> {
         match self {
-            Colours::True => Some(true_colour(part)),
-            Colours::Sixteen => Some(one_of_sixteen(part)),
-            Colours::None => None,
+            Colors::True => Some(true_colour(part)),
+            Colors::Sixteen => Some(one_of_sixteen(part)),
+            Colors::None => None,
         }
     }
 
@@ -68,10 +68,10 @@ impl Colours {
     /// Style of text that matters less.
     pub fn faint(self) -> Style {
         match self {
-            Colours::True => Style::new().fg(Color::Rgb(0x8b, 0x94, 0x9e)),
+            Colors::True => Style::new().fg(Color::Rgb(0x8b, 0x94, 0x9e)),
             // Dark gray is the background color of some themes.
-            Colours::Sixteen => Style::new().add_modifier(Modifier::DIM),
-            Colours::None => Style::new(),
+            Colors::Sixteen => Style::new().add_modifier(Modifier::DIM),
+            Colors::None => Style::new(),
         }
     }
 
@@ -97,9 +97,9 @@ impl Colours {
 
     fn coloured(self, true_colour: Color, one_of_sixteen: Color) -> Style {
         match self {
-            Colours::True => Style::new().fg(true_colour),
-            Colours::Sixteen => Style::new().fg(one_of_sixteen),
-            Colours::None => Style::new(),
+            Colors::True => Style::new().fg(true_colour),
+            Colors::Sixteen => Style::new().fg(one_of_sixteen),
+            Colors::None => Style::new(),
         }
     }
 }
@@ -175,26 +175,26 @@ mod tests {
     #[test]
     fn colours_depend_on_the_terminal_and_the_users_choice() {
         let terminal = Surroundings { is_terminal: true, ..Surroundings::default() };
-        let said = |text: &'static str| Some(OsStr::new(text));
-        assert_eq!(Colours::of(When::Auto, terminal), Colours::Sixteen);
-        let all = Surroundings { colorterm: said("truecolor"), ..terminal };
-        assert_eq!(Colours::of(When::Auto, all), Colours::True);
-        assert_eq!(Colours::of(When::Auto, Surroundings { colorterm: said("24bit"), ..terminal }), Colours::True);
-        assert_eq!(Colours::of(When::Never, all), Colours::None);
-        assert_eq!(Colours::of(When::Auto, Surroundings { is_terminal: false, ..all }), Colours::None);
-        assert_eq!(Colours::of(When::Always, Surroundings { is_terminal: false, ..all }), Colours::True);
-        let unwanted = Surroundings { no_color: said("1"), ..all };
-        assert_eq!(Colours::of(When::Auto, unwanted), Colours::None);
-        assert_eq!(Colours::of(When::Always, unwanted), Colours::True, "a typed choice overrides the environment");
-        assert_eq!(Colours::of(When::Auto, Surroundings { no_color: said(""), ..all }), Colours::True);
-        assert_eq!(Colours::of(When::Auto, Surroundings { term: said("dumb"), ..all }), Colours::None);
+        let set = |text: &'static str| Some(OsStr::new(text));
+        assert_eq!(Colors::of(When::Auto, terminal), Colors::Sixteen);
+        let all = Surroundings { colorterm: set("truecolor"), ..terminal };
+        assert_eq!(Colors::of(When::Auto, all), Colors::True);
+        assert_eq!(Colors::of(When::Auto, Surroundings { colorterm: set("24bit"), ..terminal }), Colors::True);
+        assert_eq!(Colors::of(When::Never, all), Colors::None);
+        assert_eq!(Colors::of(When::Auto, Surroundings { is_terminal: false, ..all }), Colors::None);
+        assert_eq!(Colors::of(When::Always, Surroundings { is_terminal: false, ..all }), Colors::True);
+        let unwanted = Surroundings { no_color: set("1"), ..all };
+        assert_eq!(Colors::of(When::Auto, unwanted), Colors::None);
+        assert_eq!(Colors::of(When::Always, unwanted), Colors::True, "a typed choice overrides the environment");
+        assert_eq!(Colors::of(When::Auto, Surroundings { no_color: set(""), ..all }), Colors::True);
+        assert_eq!(Colors::of(When::Auto, Surroundings { term: set("dumb"), ..all }), Colors::None);
     }
 
     #[test]
     fn memory_parts_have_distinct_colours_and_letters() {
-        for colours in [Colours::True, Colours::Sixteen] {
-            let all: BTreeSet<_> = MemoryPart::ALL.iter().map(|part| format!("{:?}", colours.part(*part))).collect();
-            assert_eq!(all.len(), MemoryPart::ALL.len(), "{colours:?}");
+        for colors in [Colors::True, Colors::Sixteen] {
+            let all: BTreeSet<_> = MemoryPart::ALL.iter().map(|part| format!("{:?}", colors.part(*part))).collect();
+            assert_eq!(all.len(), MemoryPart::ALL.len(), "{colors:?}");
         }
         let letters: BTreeSet<_> = MemoryPart::ALL.iter().map(|part| letter(*part)).collect();
         assert_eq!(letters.len(), MemoryPart::ALL.len());

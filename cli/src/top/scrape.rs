@@ -33,9 +33,9 @@ pub struct Scrape {
 pub enum Events {
     /// The process does not serve events, or does not show them to this client.
     #[default]
-    NotTold,
+    Unavailable,
     /// The latest events, the oldest first.
-    Told(Vec<Event>),
+    Listed(Vec<Event>),
     /// The answer cannot be parsed. The text is the reason.
     Unreadable(String),
 }
@@ -130,9 +130,9 @@ impl Scraper {
             return Err(ScrapeError::NotOurs { address });
         }
         let events = match self.events() {
-            Ok(events) => Events::Told(events),
+            Ok(events) => Events::Listed(events),
             // A server with API keys shows its events only to administrators.
-            Err(ScrapeError::Status { status: 401 | 403 | 404, .. }) => Events::NotTold,
+            Err(ScrapeError::Status { status: 401 | 403 | 404, .. }) => Events::Unavailable,
             Err(error) => Events::Unreadable(error.to_string()),
         };
         Ok(Scrape { samples, events })
@@ -207,11 +207,11 @@ mod tests {
         let events = answer("200 OK", "[{\"number\":3,\"at\":1.5,\"event\":\"canary_given\",\"bytes\":1024}]");
         let found = scrape(&[metrics.clone(), events]).expect("the server answers");
         assert_eq!(found.samples.bytes("bursar_device_total_bytes", &[]), Some(Bytes(8)));
-        assert!(matches!(&found.events, Events::Told(told) if told[0].number == 3), "{:?}", found.events);
+        assert!(matches!(&found.events, Events::Listed(events) if events[0].number == 3), "{:?}", found.events);
         let without = scrape(&[metrics.clone(), answer("404 Not Found", "nothing")]).expect("the server answers");
-        assert_eq!(without.events, Events::NotTold);
+        assert_eq!(without.events, Events::Unavailable);
         let guarded = scrape(&[metrics.clone(), answer("401 Unauthorized", "a key")]).expect("the server answers");
-        assert_eq!(guarded.events, Events::NotTold);
+        assert_eq!(guarded.events, Events::Unavailable);
         let broken = scrape(&[metrics, answer("200 OK", "[")]).expect("the server answers");
         assert!(matches!(&broken.events, Events::Unreadable(why) if why.contains("/events")), "{:?}", broken.events);
     }
@@ -220,7 +220,7 @@ mod tests {
     fn an_unexpected_server_on_the_port_gives_a_hint() {
         let redirect = "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n".to_owned();
         let large = answer("200 OK", &"a 1\n".repeat(METRICS_MAX.as_usize() / 4 + 1));
-        for (given, said) in [
+        for (given, reason) in [
             (answer("404 Not Found", ""), "/metrics answers with status 404"),
             (redirect, "status 302"),
             (answer("200 OK", "<html>\n"), "line 1 is not Prometheus' text format"),
@@ -228,8 +228,8 @@ mod tests {
             (large, "more than 8.0 MiB"),
             ("nonsense\r\n\r\n".to_owned(), "no answer from 127.0.0.1"),
         ] {
-            let error = scrape(&[given]).expect_err(said);
-            assert!(error.to_string().contains(said), "{error} does not say {said}");
+            let error = scrape(&[given]).expect_err(reason);
+            assert!(error.to_string().contains(reason), "{error} does not say {reason}");
             assert!(!error.hint().is_empty());
         }
     }

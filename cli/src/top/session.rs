@@ -126,8 +126,8 @@ impl Session {
     }
 
     /// Records the result of a scrape.
-    pub fn hear(&mut self, heard: Result<Scrape, ScrapeError>, at: Duration) {
-        match heard {
+    pub fn record(&mut self, scraped: Result<Scrape, ScrapeError>, at: Duration) {
+        match scraped {
             Err(error) => {
                 let since = self.lost.as_ref().map_or(at, |lost| lost.since);
                 self.lost = Some(Lost { since, error });
@@ -278,9 +278,9 @@ fn since(seen: &TimedScrape, now: Duration) -> Option<Since<'_>> {
 /// Returns `true` if `now` is from another process or from a restarted process. In both cases,
 /// counters or event numbers fell.
 fn is_another(now: &Scrape, before: &Scrape) -> bool {
-    use super::scrape::Events::Told;
+    use super::scrape::Events::Listed;
     let numbers_fell = match (&now.events, &before.events) {
-        (Told(now), Told(before)) => {
+        (Listed(now), Listed(before)) => {
             let last = |events: &[super::event::Event]| events.last().map(|event| event.number);
             last(now) < last(before)
         }
@@ -298,7 +298,7 @@ mod tests {
 
     fn scrape(text: &str) -> Scrape {
         let samples = exposition::read(text, "bursar_").expect("the text is well-formed");
-        Scrape { samples, events: Events::NotTold }
+        Scrape { samples, events: Events::Unavailable }
     }
 
     fn generated(tokens: u64, models: &[&str]) -> Scrape {
@@ -330,10 +330,10 @@ mod tests {
     fn rates_are_computed_between_the_last_two_scrapes() {
         let mut session = session();
         assert!(session.view().is_none());
-        session.hear(Ok(generated(100, &["a"])), seconds(1));
+        session.record(Ok(generated(100, &["a"])), seconds(1));
         assert_eq!(speed(&session), None, "a single scrape gives no rate");
-        session.hear(Ok(generated(300, &["a"])), seconds(3));
-        session.hear(Ok(generated(310, &["a"])), seconds(4));
+        session.record(Ok(generated(300, &["a"])), seconds(3));
+        session.record(Ok(generated(310, &["a"])), seconds(4));
         assert_eq!(speed(&session), Some(10.0));
         assert_eq!(session.trail("a").expect("the speed is known").generated, [100.0, 10.0]);
     }
@@ -341,13 +341,13 @@ mod tests {
     #[test]
     fn figures_of_an_unreachable_process_age_until_it_answers() {
         let mut session = session();
-        session.hear(Ok(generated(100, &["a"])), seconds(1));
-        session.hear(Err(lost()), seconds(3));
-        session.hear(Err(lost()), seconds(9));
+        session.record(Ok(generated(100, &["a"])), seconds(1));
+        session.record(Err(lost()), seconds(3));
+        session.record(Err(lost()), seconds(9));
         assert_eq!(session.lost().expect("the server is lost").since, seconds(3));
         assert_eq!(session.age(seconds(10)), Some(seconds(9)));
         assert!(session.view().is_some());
-        session.hear(Ok(generated(110, &["a"])), seconds(11));
+        session.record(Ok(generated(110, &["a"])), seconds(11));
         assert_eq!((session.lost(), session.age(seconds(11))), (None, Some(seconds(0))));
         assert_eq!(speed(&session), Some(1.0));
     }
@@ -355,13 +355,13 @@ mod tests {
     #[test]
     fn a_restarted_process_is_not_compared_with_its_predecessor() {
         let mut session = session();
-        session.hear(Ok(generated(100, &["a"])), seconds(1));
-        session.hear(Ok(generated(200, &["a"])), seconds(2));
-        session.hear(Ok(generated(7, &["a"])), seconds(3));
+        session.record(Ok(generated(100, &["a"])), seconds(1));
+        session.record(Ok(generated(200, &["a"])), seconds(2));
+        session.record(Ok(generated(7, &["a"])), seconds(3));
         assert_eq!(speed(&session), None);
         assert_eq!(session.began_anew(seconds(5)), Some(seconds(2)));
         assert_eq!(session.began_anew(seconds(50)), None);
-        session.hear(Ok(generated(9, &["a"])), seconds(4));
+        session.record(Ok(generated(9, &["a"])), seconds(4));
         assert_eq!(speed(&session), Some(2.0));
         assert_eq!(session.trail("a").expect("the speed is known").generated, [2.0]);
     }
@@ -370,7 +370,7 @@ mod tests {
     fn scrapes_of_one_minute_are_kept() {
         let mut session = session();
         for tenth in 0..2000 {
-            session.hear(Ok(generated(tenth, &["a"])), Duration::from_millis(100 * tenth));
+            session.record(Ok(generated(tenth, &["a"])), Duration::from_millis(100 * tenth));
         }
         let kept: Vec<_> = session.earlier.iter().map(|seen| seen.at).collect();
         assert!((60..=62).contains(&kept.len()), "{}", kept.len());
@@ -384,21 +384,21 @@ mod tests {
     fn a_chosen_model_stays_chosen_while_others_come_and_go() {
         let mut session = session();
         assert!(session.press(Key::Next), "no model can be chosen yet");
-        session.hear(Ok(generated(1, &["b", "d"])), seconds(1));
+        session.record(Ok(generated(1, &["b", "d"])), seconds(1));
         assert_eq!(session.chosen(), Some(0));
         assert!(session.press(Key::Next));
         assert_eq!(session.chosen(), Some(1));
-        session.hear(Ok(generated(2, &["a", "b", "c", "d"])), seconds(2));
+        session.record(Ok(generated(2, &["a", "b", "c", "d"])), seconds(2));
         assert_eq!(session.chosen(), Some(3));
         assert!(session.press(Key::Next));
         assert_eq!(session.chosen(), Some(0), "the first model follows the last");
         assert!(session.press(Key::Previous) && session.press(Key::Previous));
         assert_eq!(session.chosen(), Some(2));
-        session.hear(Ok(generated(3, &["a", "b"])), seconds(3));
+        session.record(Ok(generated(3, &["a", "b"])), seconds(3));
         assert_eq!(session.chosen(), Some(0), "a model that is gone is no longer chosen");
         assert!(session.press(Key::Last));
         assert_eq!(session.chosen(), Some(1));
-        session.hear(Ok(scrape("bursar_device_total_bytes 1\n")), seconds(4));
+        session.record(Ok(scrape("bursar_device_total_bytes 1\n")), seconds(4));
         assert_eq!(session.chosen(), None);
     }
 

@@ -34,8 +34,8 @@ impl View {
     pub fn of(scrape: &Scrape, last: Option<Since<'_>>, minute: Option<Since<'_>>) -> Self {
         let look = ScrapeWindow { now: &scrape.samples, last, minute };
         let (events, no_events) = match &scrape.events {
-            Events::Told(events) => (events.clone(), None),
-            Events::NotTold => (Vec::new(), Some("this process does not serve events".to_owned())),
+            Events::Listed(events) => (events.clone(), None),
+            Events::Unavailable => (Vec::new(), Some("this process does not serve events".to_owned())),
             Events::Unreadable(why) => (Vec::new(), Some(why.clone())),
         };
         View {

@@ -2,23 +2,23 @@
 //! another worker may answer.
 
 use bursar::{ChatError, ErrorKind, Hint};
-use bursar_serve::NotRead;
+use bursar_serve::PictureReadError;
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 
 /// An error of this kind. The message is also sent to clients, so it must not repeat a request's
 /// content. Bursar's messages contain only the sizes of a request.
-fn told(kind: ErrorType, told: impl std::fmt::Display) -> DynamoError {
-    DynamoError::builder().error_type(kind).message(told.to_string()).public_message(told.to_string()).build()
+fn error_of(kind: ErrorType, message: impl std::fmt::Display) -> DynamoError {
+    DynamoError::builder().error_type(kind).message(message.to_string()).public_message(message.to_string()).build()
 }
 
 /// The request is invalid: status 400, and no other worker is tried.
 pub(crate) fn invalid(what: impl std::fmt::Display) -> DynamoError {
-    told(ErrorType::Backend(BackendError::InvalidArgument), what)
+    error_of(ErrorType::Backend(BackendError::InvalidArgument), what)
 }
 
 /// This worker has not started, has ended, or sleeps. The frontend tries another worker.
 pub(crate) fn away(why: impl std::fmt::Display) -> DynamoError {
-    told(ErrorType::WorkerUnavailable, why)
+    error_of(ErrorType::WorkerUnavailable, why)
 }
 
 /// The error of a failed chat. If the worker is full or has lost its state, the frontend migrates
@@ -33,15 +33,15 @@ pub(crate) fn of_chat(error: &ChatError) -> DynamoError {
         }
         (ErrorKind::Model, _) => ErrorType::Backend(BackendError::EngineShutdown),
     };
-    told(kind, format!("{error}; {}", error.hint()))
+    error_of(kind, format!("{error}; {}", error.hint()))
 }
 
 /// The error of a picture that could not be read. The message leaves out the URL, which
 /// may contain a secret.
-pub(crate) fn of_picture(error: &NotRead) -> DynamoError {
+pub(crate) fn of_picture(error: &PictureReadError) -> DynamoError {
     let kind =
         if error.is_busy() { ErrorType::WorkerOverloaded } else { ErrorType::Backend(BackendError::InvalidArgument) };
-    told(kind, format!("a picture could not be read; {}", error.hint()))
+    error_of(kind, format!("a picture could not be read; {}", error.hint()))
 }
 
 /// The model did not start, or a control request failed.

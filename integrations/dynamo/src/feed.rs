@@ -71,7 +71,7 @@ pub(crate) async fn blocks(model: ModelHandle, publisher: Arc<KvEventPublisher>)
             missed = events.missed();
             tracing::warn!(missed, "the router is told of all blocks anew: too many changes waited");
         }
-        let told = changes.iter().map(|change| KvCacheEvent {
+        let events = changes.iter().map(|change| KvCacheEvent {
             event_id: publisher.next_event_id(),
             data: match change {
                 BlockEvent::Stored(block) => stored_event(block),
@@ -82,7 +82,7 @@ pub(crate) async fn blocks(model: ModelHandle, publisher: Arc<KvEventPublisher>)
             },
             dp_rank: 0,
         });
-        if publisher.publish_batch(told.collect()).is_err() {
+        if publisher.publish_batch(events.collect()).is_err() {
             return;
         }
     }
@@ -117,8 +117,8 @@ mod tests {
     #[test]
     fn blocks_given_up_to_other_processes_count_as_used() {
         let used = |blocks, held| {
-            let told = snapshot(KvUse { blocks, held, cached: 0 }, 100, None);
-            (told.kv_used_blocks, told.kv_total_blocks)
+            let found = snapshot(KvUse { blocks, held, cached: 0 }, 100, None);
+            (found.kv_used_blocks, found.kv_total_blocks)
         };
         assert_eq!(used(100, 30), (30, 100));
         assert_eq!(used(60, 30), (70, 60), "30 free blocks are left");

@@ -131,7 +131,7 @@ fn nap(body: &Value, drain: Duration) -> Result<(SleepLevel, Duration), DynamoEr
 }
 
 /// Logs the progress of a start, which otherwise logs nothing for minutes.
-fn tell(progress: &Progress) {
+fn print(progress: &Progress) {
     match progress {
         Progress::Planning => tracing::info!("planning the worst cases"),
         Progress::Loading { done, total } if done == total => tracing::info!(bytes = total.0, "weights are loaded"),
@@ -147,7 +147,7 @@ impl LLMEngine for BursarWorker {
         let load = options.load().map_err(invalid)?;
         let runtime = Runtime::start(options.runtime()).await;
         let runtime = runtime.map_err(|error| of_engine(format!("{error}; {}", error.hint())))?;
-        let model = runtime.load_with(options.source(), load, |progress| tell(&progress)).await;
+        let model = runtime.load_with(options.source(), load, |progress| print(&progress)).await;
         let model = model.map_err(|error| of_engine(format!("{error}; {}", error.hint())))?;
         let facts = model.facts().await.map_err(|error| of_chat(&error))?;
         let record = model.serving().await.map_err(|error| of_chat(&error))?.record;

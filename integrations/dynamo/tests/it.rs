@@ -138,8 +138,8 @@ async fn pictures_follow_serves_rules_and_unsupported_inputs_are_refused() {
     let tokens = question(&worker).await;
     let invalid = ErrorType::Backend(BackendError::InvalidArgument);
     for url in ["http://127.0.0.1:1/a.png", "http://localhost/a.png", "file:///etc/passwd", "data:image/png,no"] {
-        let (kind, told) = refused(&worker, shown(&tokens, url)).await;
-        assert_eq!(kind, invalid, "{url}: {told}");
+        let (kind, message) = refused(&worker, shown(&tokens, url)).await;
+        assert_eq!(kind, invalid, "{url}: {message}");
     }
     let film = [("video_url".to_owned(), vec![MultimodalData::RawUrl("data:,".to_owned())])].into();
     let film = with(request(&tokens, 1), |request| request.multi_modal_data = Some(film));

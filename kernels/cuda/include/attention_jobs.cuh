@@ -117,7 +117,7 @@ struct Job {
     int32_t visible;  // keys up to the last key that row 0 of the sequence attends to
     int32_t first_step;
     int32_t last_step;
-    uint32_t torn;  // 1 if the last step ends with keys that must not be read
+    uint32_t ends_with_stale_keys;  // 1 if the last step ends with keys that must not be read
 };
 
 __device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
@@ -139,7 +139,7 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
         const int32_t keys = max(visible + static_cast<int32_t>(last_row), 0);
         // Blocks past the keys are read as zeros, but the end of the context's last block contains
         // arbitrary old data.
-        job.torn = whole_blocks(keys) * BLOCK_TOKENS > context;
+        job.ends_with_stale_keys = whole_blocks(keys) * BLOCK_TOKENS > context;
         const int32_t first_row = static_cast<int32_t>(tile.first_query / arguments.group);
         const int32_t first_block = first_block_of(visible + first_row, arguments.window);
         job.table = tile.sequence * arguments.blocks_max + first_block;
@@ -147,7 +147,7 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
         job.keys = keys - first_block * static_cast<int32_t>(BLOCK_TOKENS);
     } else {
         job.keys = static_cast<int32_t>(tile.rows);
-        job.torn = tile.rows % S::KEYS != 0;
+        job.ends_with_stale_keys = tile.rows % S::KEYS != 0;
     }
     steps = max((job.keys + S::KEYS - 1) / S::KEYS, 1);
     return S::SPLIT ? min(arguments.splits, static_cast<uint32_t>(steps)) : 1u;
@@ -208,7 +208,7 @@ struct Jobs {
                 job.found = 1;
                 job.first_step = steps * part / parts;
                 job.last_step = steps * (part + 1) / parts - 1;
-                job.torn = job.torn && part + 1 == parts;
+                job.ends_with_stale_keys = job.ends_with_stale_keys && part + 1 == parts;
                 return job;
             }
         }

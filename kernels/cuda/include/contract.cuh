@@ -18,7 +18,7 @@
     KERNEL(__VA_ARGS__, 128) \
     KERNEL(__VA_ARGS__, 256)
 
-// `KERNEL(..., size)` for each of attention within packed stretches.
+// `KERNEL(..., size)` for each of attention within packed sequences.
 #define FOR_EACH_PACKED_HEAD_DIM(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64) \
@@ -413,7 +413,7 @@ constexpr uint32_t STAGES_BYTES =
 // Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile, and the sums that the thread
 // blocks of a cluster send.
 template <uint32_t ROWS>
-constexpr uint32_t TOLD_BYTES =
+constexpr uint32_t SUMS_BYTES =
     ROWS == 8 ? 12288 : ROWS == 16 ? 12288 : ROWS == 32 ? 16384 : ROWS == 64 ? 32768 : 0;
 // Bytes of dynamic shared memory. It is more than half of an SM's shared memory, so that the SM runs one of these
 // thread blocks at a time, but not all of it, so that thread blocks of small kernels still fit on the SM.

@@ -84,7 +84,7 @@ __device__ __forceinline__ Unit load_exchanged(const uint8_t* at) {
 
 // Records on all ranks that rank `missing` did not arrive, unless another rank is recorded already.
 // The missing rank finds the record, too, if it arrives later.
-__device__ __forceinline__ void give_up(const Exchange& all, uint32_t missing) {
+__device__ __forceinline__ void record_timeout(const Exchange& all, uint32_t missing) {
     for (uint32_t rank = 0; rank < all.ranks; ++rank) {
         atomicCAS_system(&all.control[rank]->failed, 0u, missing + 1);
     }
@@ -108,7 +108,7 @@ __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint
         // `epoch` because the epoch has wrapped since.
         while (load_acquire(theirs) - epoch > 1) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
-                give_up(all, threadIdx.x);
+                record_timeout(all, threadIdx.x);
                 came = false;
                 break;
             }

@@ -29,14 +29,14 @@ __device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, u
         Control* own = all.control[all.rank];
         const uint64_t* theirs = &own->pieces[blockIdx.x][threadIdx.x];
         const auto are_there = [&] {
-            const uint64_t told = load_acquire(theirs);
-            const uint32_t of = static_cast<uint32_t>(told >> 32);
-            return of == epoch ? static_cast<uint32_t>(told) >= pieces : of == epoch + 1;
+            const uint64_t progress = load_acquire(theirs);
+            const uint32_t of = static_cast<uint32_t>(progress >> 32);
+            return of == epoch ? static_cast<uint32_t>(progress) >= pieces : of == epoch + 1;
         };
         const uint64_t start = nanoseconds();
         while (!are_there()) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
-                give_up(all, threadIdx.x);
+                record_timeout(all, threadIdx.x);
                 came = false;
                 break;
             }

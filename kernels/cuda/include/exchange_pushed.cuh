@@ -34,9 +34,9 @@ __device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epo
 // in time, or if an earlier wait has failed.
 __device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
     const Pushed* own = pushed(all, all.rank, from, epoch, at);
-    // Checks the clock and for failures only every LOOKS polls, because both take longer than a
+    // Checks the clock and for failures only every POLLS_PER_CHECK polls, because both take longer than a
     // poll of the data.
-    constexpr uint32_t LOOKS = 64;
+    constexpr uint32_t POLLS_PER_CHECK = 64;
     uint64_t start = 0;
     for (uint32_t looks = 1;; ++looks) {
         uint4 low, high;
@@ -52,11 +52,11 @@ __device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint
             unit = make_uint4(low.x, low.z, high.x, high.z);
             return true;
         }
-        if (looks % LOOKS == 0) {
+        if (looks % POLLS_PER_CHECK == 0) {
             const uint64_t now = nanoseconds();
             start = start == 0 ? now : start;
             if (load_acquire(&all.control[all.rank]->failed) != 0 || now - start > all.patience) {
-                give_up(all, from);
+                record_timeout(all, from);
                 return false;
             }
         }

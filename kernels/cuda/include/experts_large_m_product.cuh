@@ -36,7 +36,7 @@ namespace {
 constexpr uint32_t COPY_ROWS = TILE_WEIGHTS / 4;  // rows of the weight in one copy
 constexpr uint32_t COPY_BYTES = HALF_BYTES / 2;
 constexpr uint32_t TILE_PLACES = BLOCKS * TILE_ROWS;  // places of a cluster's tile
-constexpr uint32_t LANDING = 2;  // largest number of stages with unfinished copies of x
+constexpr uint32_t COPY_STAGES_MAX = 2;  // largest number of stages with unfinished copies of x
 constexpr uint32_t BEGIN = 2;    // IDs of named barriers; 1 is for counting tiles
 constexpr uint32_t ALONE = 3;
 
@@ -45,7 +45,7 @@ struct Pipeline : LargeMPipeline {
     static constexpr Release RELEASE = Release::EACH_WARP;
     static constexpr uint32_t LEAD = 2, BEGIN = ::BEGIN;
 };
-static_assert(Pipeline::LEAD + LANDING <= STAGES, "or no stage that the second waits for would ever be said to be full");
+static_assert(Pipeline::LEAD + COPY_STAGES_MAX <= STAGES, "or no stage that the second waits for would ever be said to be full");
 
 template <typename Format>
 constexpr uint32_t DEPTH = STEP_ROW_BYTES / sizeof(typename Format::Operand);  // columns of a step
@@ -180,8 +180,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
             asm volatile("cp.async.commit_group;" ::: "memory");
             ring.advance();
             under_way += 1;
-            if (under_way > LANDING) {
-                copies_wait<LANDING>();
+            if (under_way > COPY_STAGES_MAX) {
+                copies_wait<COPY_STAGES_MAX>();
                 say();
             }
         }
@@ -240,7 +240,7 @@ __device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const A
 // the weight. There are WIDTH rows of the weight or, if gated, WIDTH rows each of gate and up. With
 // LOW, a scale block may begin or end within 64 rows.
 template <bool GATED, uint32_t WIDTH, bool LOW, typename Format>
-struct ManyScales {
+struct ExpertScales {
     static constexpr uint32_t QUARTERS = WIDTH * (GATED ? 2 : 1) / 64;
     const typename Format::Scales& scales;
     const uint32_t features, column, end;  // rows of the weight
@@ -249,7 +249,7 @@ struct ManyScales {
     uint32_t of_weight[QUARTERS];          // start of the weight's scales
     float x[2], weight[QUARTERS];
 
-    __device__ __forceinline__ ManyScales(const Arguments<Format>& arguments, const Items<GATED>& items, uint32_t own)
+    __device__ __forceinline__ ExpertScales(const Arguments<Format>& arguments, const Items<GATED>& items, uint32_t own)
         : scales(arguments.scales), features(arguments.features), column(items.column),
           end(arguments.experts * (GATED ? 2 : 1) * arguments.features) {
         const uint32_t last = items.tile.end - 1;
@@ -385,7 +385,7 @@ struct Multiplier : Consumer<Pipeline> {
     __device__ __forceinline__ void add_groups(float (&sums)[TILES][4], const Items<GATED>& items, uint32_t own,
                                                uint32_t steps) {
         static_assert(DEPTH<Format> == GROUP && TILES % (HALF / 8) == 0, "a step has one scale, and whole halves");
-        using Scales = ManyScales<GATED, WIDTH, LOW, Format>;
+        using Scales = ExpertScales<GATED, WIDTH, LOW, Format>;
         Scales scales(arguments, items, own);
 #pragma unroll
         for (uint32_t tile = 0; tile < TILES; ++tile) {

@@ -27,7 +27,7 @@ __device__ __forceinline__ float value_of(uint32_t order) {
 // Chooses experts from a row of up to 32 * OF_LANE experts. Lane k gets the row's k-th choice and
 // its weight; lanes from `top` on get NO_EXPERT.
 template <uint32_t OF_LANE>
-__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
+__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalized,
                                            float& weight) {
     const uint32_t lane = threadIdx.x % LANES;
     float found[OF_LANE];
@@ -59,7 +59,7 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
     const float from = value_of(largest);
     weight = lane < top ? expf(value_of(own_order) - from) : 0.0f;
     float total = weight;
-    if (!renormalised) {
+    if (!renormalized) {
         total = 0.0f;
 #pragma unroll
         for (uint32_t i = 0; i < OF_LANE; ++i) {
@@ -74,12 +74,12 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
 
 // Uses the smallest variant that supports all experts. With the larger variant, each lane would
 // process its share of 512 experts even if the model has only 128.
-__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
+__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalized,
                                            float& weight) {
     if (experts <= 4 * LANES) {
-        return choose<4>(logits, experts, top, renormalised, weight);
+        return choose<4>(logits, experts, top, renormalized, weight);
     }
-    return choose<EXPERTS_MAX / LANES>(logits, experts, top, renormalised, weight);
+    return choose<EXPERTS_MAX / LANES>(logits, experts, top, renormalized, weight);
 }
 
 // Sorts a range of choices within one block. Each warp has a contiguous part of the range.
@@ -192,7 +192,7 @@ struct Sort {
 
 struct Routed {
     uint32_t rows, experts, top;
-    bool renormalised;
+    bool renormalized;
 };
 
 // Outputs of the routing, as in route.cu.
@@ -217,7 +217,7 @@ __device__ __forceinline__ void route_small_m(Sort& sort, uint32_t (&of_row)[THR
     if (row < routed.rows) {
         float weight;
         const float* of_logits = logits + static_cast<uint64_t>(row) * pitch;
-        const uint32_t own = choose(of_logits, routed.experts, top, routed.renormalised, weight);
+        const uint32_t own = choose(of_logits, routed.experts, top, routed.renormalized, weight);
         if (lane < top) {
             to.weights[row * top + lane] = weight;
             of_row[row * top + lane] = own;

@@ -10,7 +10,7 @@
 // Writes this block's part of a tile to `parts`. Returns true in the last of the blocks that share
 // the tile; `c` is then the complete sum.
 template <typename Format, uint32_t ROWS>
-__device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Format>& arguments, const Line& line,
+__device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Format>& arguments, const UnitRanges& line,
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // per thread
     static_assert(VALUES * MULTIPLIERS == contract::gemm_small_m::PART_NUMBERS<ROWS>, "scratch is made of such parts");
@@ -104,7 +104,7 @@ struct Steps {
     const Arguments<Format>& arguments;
     const Stages& stages;
     uint32_t shared;
-    StagePlace at = {};
+    StageCursor at = {};
 
     // Adds the products of `tile` for the units from `unit` to `end`. A warpgroup has half of the
     // columns of a low tile, or half of the rows of a tall tile.
@@ -221,15 +221,15 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
                                                   uint32_t tile, uint32_t first, uint32_t last) {
     constexpr uint32_t GROUPS = ROWS / 8 < SHARERS ? 1 : ROWS / 8 / SHARERS, OWNERS = ROWS / 8 / GROUPS;
     constexpr uint32_t IN_BLOCK = SHARERS / TEAM, SENT_BYTES = GROUPS * WARPGROUP * 16;
-    static_assert((SHARERS - 1) * SENT_BYTES <= Shared<ROWS>::TOLD_BYTES / 2, "both warpgroups are told at once");
+    static_assert((SHARERS - 1) * SENT_BYTES <= Shared<ROWS>::SUMS_BYTES / 2, "both warpgroups are sums at once");
     const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
-    const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
+    const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::SUMS_ALL_AT + 8 * warpgroup; };
     // The address at which `warpgroup` receives, from sharer `from`, the sums of group `group`
     // that sharer `to` finishes.
     const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
         const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
-        return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;
+        return steps.shared + Shared<ROWS>::sums_at(warpgroup) + at;
     };
     const bool is_owner = own < OWNERS;  // false if there are more warpgroups than groups of eight rows
     Piece<Format, GROUPS, GATED> piece(arguments, features_of<Format, GATED>(arguments, tile),
@@ -313,7 +313,7 @@ __device__ __forceinline__ void write_tiles(const Arguments<Format>& arguments, 
 #pragma unroll
                 for (uint32_t i = 0; i < GROUPS; ++i) {
                     const uint32_t slot = (group + i) * threads + warp * 32 + threadIdx.x % 32;
-                    load_shared(c[i], shared + Shared<ROWS>::TOLD_AT + slot * 16);
+                    load_shared(c[i], shared + Shared<ROWS>::SUMS_AT + slot * 16);
                 }
                 piece.write(c);
             }
@@ -323,11 +323,11 @@ __device__ __forceinline__ void write_tiles(const Arguments<Format>& arguments, 
 
 // The work of the multiplying warpgroups, from the first to the last unit of their block.
 template <typename Format, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void multiply(const Arguments<Format>& arguments, const Line& line, const Stages& stages,
+__device__ __forceinline__ void multiply(const Arguments<Format>& arguments, const UnitRanges& line, const Stages& stages,
                                          uint32_t shared, uint32_t first, uint32_t last) {
     const uint32_t warpgroup = threadIdx.x / WARPGROUP;
     const bool low = arguments.tile_rows <= HALF_ROWS;
-    const uint32_t told = shared + Shared<ROWS>::told_at(1) + threadIdx.x % WARPGROUP * 4;
+    const uint32_t sums = shared + Shared<ROWS>::sums_at(1) + threadIdx.x % WARPGROUP * 4;
     Steps<Format, ROWS> steps = {arguments, stages, shared};
     wait_for_previous_kernel();
     const uint32_t lead = blockIdx.x / TEAM * TEAM, own = first / arguments.steps, own_begin = own * arguments.steps;
@@ -359,7 +359,7 @@ __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, con
         if (low && warpgroup == 1) {
 #pragma unroll
             for (uint32_t i = 0; i < ROWS / 2; ++i) {
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(told + i * WARPGROUP * 4), "f"(flat[i]) : "memory");
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(sums + i * WARPGROUP * 4), "f"(flat[i]) : "memory");
             }
         }
         if (low) {
@@ -369,7 +369,7 @@ __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, con
 #pragma unroll
             for (uint32_t i = 0; i < ROWS / 2; ++i) {
                 float other;
-                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(other) : "r"(told + i * WARPGROUP * 4) : "memory");
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(other) : "r"(sums + i * WARPGROUP * 4) : "memory");
                 flat[i] += other;
             }
         }
@@ -379,7 +379,7 @@ __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, con
                 part_sync(WRITER_IS_FREE, threads + 32);
 #pragma unroll
                 for (uint32_t group = 0; group < ROWS / 8; ++group) {
-                    store_shared(shared + Shared<ROWS>::TOLD_AT + (group * threads + threadIdx.x) * 16, c[group]);
+                    store_shared(shared + Shared<ROWS>::SUMS_AT + (group * threads + threadIdx.x) * 16, c[group]);
                 }
                 part_arrive(TILE_TO_WRITE, threads + 32);
             } else {
@@ -413,13 +413,13 @@ __device__ __forceinline__ void small_m(const TensorMap& weight, const TensorMap
             barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, MULTIPLIERS / 32);
         }
         for (uint32_t warpgroup = 0; warpgroup < 2; ++warpgroup) {
-            barrier_init(shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup, 1);
+            barrier_init(shared + Shared<ROWS>::SUMS_ALL_AT + 8 * warpgroup, 1);
         }
         barrier_init_done();
     }
     __syncthreads();
     cluster_arrive();
-    Line line;
+    UnitRanges line;
     line.units = arguments.tiles * arguments.steps;
     line.blocks = min(gridDim.x, line.units);
     if (blockIdx.x >= line.blocks) {

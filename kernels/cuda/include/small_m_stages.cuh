@@ -44,18 +44,18 @@ template <uint32_t ROWS>
 struct Shared {
     // Space for the sums of a tall tile, or for the sums that three other warpgroups send to each
     // warpgroup.
-    static constexpr uint32_t TOLD_BYTES = contract::gemm_small_m::TOLD_BYTES<ROWS>;
-    static constexpr uint32_t TOLD_AT = contract::gemm_small_m::STAGES_BYTES<ROWS>;
-    static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
+    static constexpr uint32_t SUMS_BYTES = contract::gemm_small_m::SUMS_BYTES<ROWS>;
+    static constexpr uint32_t SUMS_AT = contract::gemm_small_m::STAGES_BYTES<ROWS>;
+    static constexpr uint32_t FULL_AT = SUMS_AT + SUMS_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
-    static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one per warpgroup
+    static constexpr uint32_t SUMS_ALL_AT = WORD_AT + 16;  // barriers, one per warpgroup
     static constexpr uint32_t BYTES = WORD_AT + 64;
     static_assert(BYTES == contract::gemm_small_m::SHARED_BYTES<ROWS>, "the launch gives so many");
 
     // Start of the sums that this warpgroup receives.
-    static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {
-        return TOLD_AT + warpgroup * (TOLD_BYTES / 2);
+    static __device__ __forceinline__ uint32_t sums_at(uint32_t warpgroup) {
+        return SUMS_AT + warpgroup * (SUMS_BYTES / 2);
     }
 };
 
@@ -83,15 +83,15 @@ struct Stages {
         // wgmma always reads 64 rows (128 rows for tall tiles), even if the tile has fewer. After
         // the last stage, these excess reads touch the scales and the sums that warps pass to each
         // other.
-        static_assert(Shared<ROWS>::TOLD_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
-        stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
+        static_assert(Shared<ROWS>::SUMS_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
+        stages.count = min(STAGES_MAX, Shared<ROWS>::SUMS_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
         stages.scales_at = stages.count * stages.bytes;
         return stages;
     }
 };
 
 // A position in the ring of stages.
-struct StagePlace {
+struct StageCursor {
     uint32_t stage = 0;
     uint32_t parity = 0;
 
@@ -104,7 +104,7 @@ struct StagePlace {
 };
 
 // The contiguous ranges of units that blocks take.
-struct Line {
+struct UnitRanges {
     uint32_t units;
     uint32_t blocks;
 
@@ -155,7 +155,7 @@ __device__ __forceinline__ Features features_of(const Arguments<Format>& argumen
 // The position in the weight of the next copy. If gated, the tensor map puts eight rows of up after
 // the same eight rows of gate, so that one thread has both sums of a feature.
 template <typename Format, bool GATED>
-struct Place {
+struct WeightCursor {
     const TensorMap& weight;
     const Arguments<Format>& arguments;
     uint32_t tile;
@@ -163,7 +163,7 @@ struct Place {
     uint32_t row;  // first row of the tile; if gated, its first group of eight rows
     uint32_t scales_row, scales_rows;  // the tile's scale rows, if each group of columns has scales
 
-    __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Format>& arguments, uint32_t unit)
+    __device__ __forceinline__ WeightCursor(const TensorMap& weight, const Arguments<Format>& arguments, uint32_t unit)
         : weight(weight), arguments(arguments) {
         tile = unit / arguments.steps;
         column = unit % arguments.steps * COLUMNS<Format>;
@@ -214,7 +214,7 @@ template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments,
                                      const Stages& stages, uint32_t shared, uint32_t first, uint32_t last, bool leads) {
     using Copies = StepScales<ROWS, CHUNKS>;
-    Place<Format, GATED> place(weight, arguments, first);
+    WeightCursor<Format, GATED> place(weight, arguments, first);
     const uint32_t held = min(stages.count, last - first);
     const auto full = [&](uint32_t stage) { return shared + Shared<ROWS>::FULL_AT + 8 * stage; };
     const auto scales_at = [&](uint32_t stage) { return shared + stages.scales_at + stage * Copies::BYTES; };
@@ -254,7 +254,7 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
     wait_for_previous_kernel();
     each_held(copy_of_x);
     each_held(copy_scales_of_x);
-    StagePlace to;
+    StageCursor to;
 #pragma unroll 1
     for (uint32_t unit = first + held; unit < last; ++unit) {
         barrier_wait(shared + Shared<ROWS>::EMPTY_AT + 8 * to.stage, to.parity);

@@ -34,7 +34,7 @@ pub struct DownloadLater<'a> {
 /// implementation must then ensure that the copy does not write to memory that is reused.
 pub trait Arrival {
     /// Returns `true` if [`wait`](Arrival::wait) would return at once. This method never blocks.
-    fn has_come(&self) -> bool;
+    fn is_ready(&self) -> bool;
 
     /// Waits until the device has finished the copy, and therefore all earlier work, and fills
     /// `out`, which is as long as the source.
@@ -102,7 +102,7 @@ pub struct BlockRange {
 /// Copies in progress. The value may be dropped before the copies end.
 pub trait Copying {
     /// Returns `true` if [`wait`](Copying::wait) would return at once. This method never blocks.
-    fn has_come(&self) -> bool;
+    fn is_ready(&self) -> bool;
 
     /// Waits until all copies are done, and returns the time that the device took for the copies.
     ///
@@ -115,7 +115,7 @@ pub trait Copying {
 pub(crate) struct Copied(pub(crate) Duration);
 
 impl Copying for Copied {
-    fn has_come(&self) -> bool {
+    fn is_ready(&self) -> bool {
         true
     }
 

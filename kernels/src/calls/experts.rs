@@ -74,7 +74,7 @@ pub struct Route<'a> {
     pub logits: Tensor<'a>,
     /// `true` if a row's weights are scaled to add up to 1. Otherwise the weights are the
     /// probabilities of the softmax over all experts.
-    pub renormalised: bool,
+    pub renormalized: bool,
     /// Scratch declared with [`Target::route_scratch`](crate::Target::route_scratch); may be empty.
     pub scratch: Tensor<'a>,
     pub out: Routing<'a>,

@@ -1,4 +1,4 @@
-//! Bidirectional attention within packed ranges of rows ("stretches").
+//! Bidirectional attention within packed ranges of rows ("sequences").
 
 use super::{
     attention::{Tile, Vectors},
@@ -13,8 +13,8 @@ use crate::{
 pub(super) fn attention_packed(threads: &Threads, call: AttentionPacked<'_>) {
     let (heads, head_dim) = (call.heads, call.head_dim);
     let (qkv, starts) = (Rows::<f32>::of(&call.qkv), indices(&call.starts));
-    assert_stretches(starts, call.out.rows());
-    // For each tile of queries: the first row and the end of its stretch, and the tile's first row.
+    assert_packed(starts, call.out.rows());
+    // For each tile of queries: the first row and the end of its sequence, and the tile's first row.
     let tiles: Vec<(usize, usize, usize)> = starts
         .windows(2)
         .map(|bounds| (bounds[0] as usize, bounds[1] as usize))
@@ -45,9 +45,9 @@ pub(super) fn attention_packed(threads: &Threads, call: AttentionPacked<'_>) {
     });
 }
 
-/// Panics unless the stretches cover every row exactly once, in order.
-fn assert_stretches(starts: &[u32], rows: usize) {
-    assert_eq!(starts.first().copied(), Some(0), "the stretches start with the first row");
-    assert_eq!(starts.last().map(|end| *end as usize), Some(rows), "the stretches end with the last row");
-    assert!(starts.is_sorted(), "the stretches follow each other");
+/// Panics unless the sequences cover every row exactly once, in order.
+fn assert_packed(starts: &[u32], rows: usize) {
+    assert_eq!(starts.first().copied(), Some(0), "the sequences start with the first row");
+    assert_eq!(starts.last().map(|end| *end as usize), Some(rows), "the sequences end with the last row");
+    assert!(starts.is_sorted(), "the sequences follow each other");
 }

@@ -9,11 +9,11 @@ use crate::{
 
 pub(super) fn copy_blocks(call: CopyBlocks<'_>) -> Result<Box<dyn Copying>, KernelError> {
     let begun = Instant::now();
-    let each = |stretches: &[BlockRange], is_to_host: bool| {
+    let each = |ranges: &[BlockRange], is_to_host: bool| {
         for pieces in call.pieces {
-            for stretch in stretches {
-                let device = pieces.block(stretch.block).0 as *mut u8;
-                let (host, bytes) = (pieces.slot(stretch.slot), pieces.bytes(stretch.count));
+            for range in ranges {
+                let device = pieces.block(range.block).0 as *mut u8;
+                let (host, bytes) = (pieces.slot(range.slot), pieces.bytes(range.count));
                 let (from, to) = if is_to_host { (device, host) } else { (host, device) };
                 // SAFETY: the code that created the two memories guarantees that their bytes are
                 // valid. The op layer has checked that blocks and slots are in bounds, and slots do

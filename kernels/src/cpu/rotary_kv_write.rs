@@ -15,7 +15,7 @@ use crate::{
 pub(super) fn rotary_kv_write(threads: &Threads, call: RotaryKvWrite<'_>) {
     let shape = call.layer.shape;
     if let Some(norms) = call.norms {
-        normalise(threads, &call, norms);
+        normalize(threads, &call, norms);
     }
     let heads = (call.heads + shape.kv_heads, shape.head_dim);
     turn(threads, &call.qkv, heads, &call.positions, &call.frequencies, call.axes);
@@ -52,7 +52,7 @@ fn write<E: Element>(call: &RotaryKvWrite<'_>, stored: impl Fn(usize, f32) -> E)
 }
 
 /// Normalizes each query and key head by its root mean square.
-fn normalise(threads: &Threads, call: &RotaryKvWrite<'_>, norms: &HeadNorms<'_>) {
+fn normalize(threads: &Threads, call: &RotaryKvWrite<'_>, norms: &HeadNorms<'_>) {
     let shape = call.layer.shape;
     let (query, key) = (widened(&norms.query), widened(&norms.key));
     write_rows(threads, &call.qkv, 4, |_, row| {

@@ -15,7 +15,7 @@ pub(super) fn route(threads: &Threads, call: Route<'_>) {
     threads.share(rows, rows * experts * top, |_, row| {
         // SAFETY: each row is one item, so no two threads write the same row.
         let (chosen, weights) = unsafe { (chosen.part(row, 0, top), weights.part(row, 0, top)) };
-        choose(logits.row(row), chosen, weights, call.renormalised);
+        choose(logits.row(row), chosen, weights, call.renormalized);
     });
     let lists = [&call.out.choices, &call.out.places, &call.out.starts].map(|list| list.reshape([1, list.rows()]));
     // SAFETY: the threads above are done, and the three lists do not overlap.
@@ -36,7 +36,7 @@ pub(super) fn route(threads: &Threads, call: Route<'_>) {
 
 /// Chooses the experts of one row, in descending order of their logits, and computes their weights.
 #[inline(always)]
-fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised: bool) {
+fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalized: bool) {
     let of = |expert: usize| if logits[expert].is_nan() { f32::NEG_INFINITY } else { logits[expert] };
     for rank in 0..chosen.len() {
         let left = (0..logits.len()).filter(|expert| !chosen[..rank].contains(&(*expert as u32)));
@@ -45,7 +45,7 @@ fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised:
     }
     let largest = logits[chosen[0] as usize];
     weights.iter_mut().zip(&*chosen).for_each(|(weight, expert)| *weight = exp(logits[*expert as usize] - largest));
-    let total = if renormalised { sum(weights) } else { logits.iter().map(|logit| exp(logit - largest)).sum() };
+    let total = if renormalized { sum(weights) } else { logits.iter().map(|logit| exp(logit - largest)).sum() };
     weights.iter_mut().for_each(|weight| *weight /= total);
 }
 

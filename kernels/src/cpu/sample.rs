@@ -13,7 +13,7 @@ use crate::{
         Candidate, ChoiceScratch, Distribution, Fault, NO_MASK, NO_REPORT, ROW_WORDS, RowLists, SampleLayout,
         SampleList, SampleRow, TOP_MAX, choose, fault_of,
     },
-    target::CPU_SAMPLE_ROOM,
+    target::CPU_SAMPLE_WORDS,
 };
 
 /// Cost per logit in multiply-adds. Each logit is read several times.
@@ -34,7 +34,7 @@ pub(super) fn sample(threads: &Threads, call: Sample<'_>) {
         (words(&call.chosen, call.chosen.rows()), words(&call.report, call.report.rows()))
     };
     let asked = Asked { words: indices(&call.asked), layout: call.layout, previous: chosen };
-    let (logits, scratch) = (Rows::<f32>::of(&call.logits), Scratch::of(&call.scratch, CPU_SAMPLE_ROOM * vocabulary));
+    let (logits, scratch) = (Rows::<f32>::of(&call.logits), Scratch::of(&call.scratch, CPU_SAMPLE_WORDS * vocabulary));
     let answers: Vec<OnceLock<Answer>> = (0..rows).map(|_| OnceLock::new()).collect();
     threads.share(rows, rows * vocabulary * COST, |worker, row| {
         // SAFETY: a worker processes one row at a time, so nothing else uses this worker's scratch.

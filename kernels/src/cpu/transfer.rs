@@ -33,7 +33,7 @@ pub(super) fn download_later(threads: &Threads, call: DownloadLater<'_>) -> Box<
 struct Copied(Vec<u8>);
 
 impl Arrival for Copied {
-    fn has_come(&self) -> bool {
+    fn is_ready(&self) -> bool {
         true
     }
 

@@ -248,7 +248,7 @@ fn cache_map(call: &calls::AttentionPaged<'_>) -> Result<TensorMap, KernelError>
 }
 
 pub(super) fn packed(cuda: &Cuda, call: calls::AttentionPacked<'_>) -> Result<(), KernelError> {
-    let (rows, stretches) = (call.qkv.rows(), call.starts.rows() - 1);
+    let (rows, sequences) = (call.qkv.rows(), call.starts.rows() - 1);
     if rows == 0 {
         return Ok(());
     }
@@ -257,21 +257,21 @@ pub(super) fn packed(cuda: &Cuda, call: calls::AttentionPacked<'_>) -> Result<()
     let kernels = cuda.entry_points();
     let places = |arguments: Arguments| {
         let arguments = arguments.with(call.starts.address()).with(count(call.out.pitch()));
-        let arguments = arguments.with(count(call.qkv.pitch())).with(count(rows)).with(count(stretches));
+        let arguments = arguments.with(count(call.qkv.pitch())).with(count(rows)).with(count(sequences));
         arguments.with(count(call.heads)).with(call.scale)
     };
     let plain = || arguments![call.out.address(), call.qkv.address()];
     let windows = kernels.attention_windows[head_dim].filter(|_| call.longest <= attention_prefill::WINDOW_ROWS);
     let (arguments, kernel, extent) = if let Some(kernel) = windows {
-        (plain(), kernel, Extent::line(call.heads * stretches, attention_prefill::THREADS))
+        (plain(), kernel, Extent::line(call.heads * sequences, attention_prefill::THREADS))
     } else if let Some(hopper) = &kernels.hopper {
         let map = packed_map(&call.qkv, call.heads, head_dim)?;
         let arguments = arguments![map, call.out.address(), call.qkv.address()];
-        let jobs = call.heads * tiles(attention_hopper::packed_queries(head_dim), rows, stretches);
+        let jobs = call.heads * tiles(attention_hopper::packed_queries(head_dim), rows, sequences);
         let extent = packed_extent(head_dim, jobs, cuda.kernels.target.sms);
         (arguments, hopper.attention_packed[head_dim], extent)
     } else {
-        let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, stretches);
+        let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, sequences);
         (plain(), kernels.attention_packed[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.

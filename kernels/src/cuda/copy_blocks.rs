@@ -38,9 +38,9 @@ pub(super) struct CopyStream {
 type Piece = (sys::CUdeviceptr, sys::CUdeviceptr, usize);
 
 /// Returns the device address, host address and length of a contiguous range in one layer.
-fn sides(pieces: &Pieces, stretch: &BlockRange) -> Piece {
-    let host = pieces.slot(stretch.slot).addr() as sys::CUdeviceptr;
-    (pieces.block(stretch.block).0, host, pieces.bytes(stretch.count).as_usize())
+fn sides(pieces: &Pieces, range: &BlockRange) -> Piece {
+    let host = pieces.slot(range.slot).addr() as sys::CUdeviceptr;
+    (pieces.block(range.block).0, host, pieces.bytes(range.count).as_usize())
 }
 
 /// Free clocks. A [`Clock`] measures the time of one copy.
@@ -70,7 +70,7 @@ impl CopyStream {
                 // SAFETY: the caller guarantees that the memory is valid; page-locked memory has
                 // the same address on host and device.
                 let copied = unsafe { sys::cuMemcpyAsync(*to, *from, *bytes, self.stream.raw()) };
-                CudaDevice::said("cuMemcpyAsync", copied)
+                CudaDevice::check("cuMemcpyAsync", copied)
             });
         }
         pieces.chunks(BATCH).try_for_each(|pieces| {
@@ -100,7 +100,7 @@ impl CopyStream {
                     self.stream.raw(),
                 )
             };
-            CudaDevice::said("cuMemcpyBatchAsync", copied)
+            CudaDevice::check("cuMemcpyBatchAsync", copied)
         })
     }
 
@@ -119,8 +119,8 @@ impl CopyStream {
         // for the copies that have started.
         let copying = Box::new(Running { clock: Some(clock), clocks: self.clocks.clone() });
         let clock = copying.clock.as_ref().expect("the field is set until the value is dropped");
-        let each = |stretches: &[BlockRange]| -> Vec<Piece> {
-            call.pieces.iter().flat_map(|pieces| stretches.iter().map(|stretch| sides(pieces, stretch))).collect()
+        let each = |ranges: &[BlockRange]| -> Vec<Piece> {
+            call.pieces.iter().flat_map(|pieces| ranges.iter().map(|range| sides(pieces, range))).collect()
         };
         let back = |(device, host, bytes): Piece| (host, device, bytes);
         clock.begin(&self.stream)?;
@@ -155,7 +155,7 @@ struct Running {
 }
 
 impl Copying for Running {
-    fn has_come(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.clock.as_ref().is_some_and(Clock::is_past)
     }
 

@@ -77,7 +77,7 @@ pub(super) fn copy_rows(
     if from_pitch == width && to_pitch == width {
         // SAFETY: the callers guarantee that both ranges are valid.
         let copied = unsafe { sys::cuMemcpyDtoDAsync_v2(to.start.0, from.start.0, rows * width, stream.raw()) };
-        return CudaDevice::said("cuMemcpyDtoDAsync", copied);
+        return CudaDevice::check("cuMemcpyDtoDAsync", copied);
     }
     let copy = sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,
@@ -99,7 +99,7 @@ pub(super) fn copy_rows(
     };
     // SAFETY: the callers guarantee that all rows are valid; the driver reads the description
     // before the call returns.
-    CudaDevice::said("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.raw()) })
+    CudaDevice::check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.raw()) })
 }
 
 impl CopyLink {
@@ -165,7 +165,7 @@ impl CopyLink {
                     // and the contexts are alive.
                     let copied =
                         unsafe { sys::cuMemcpyPeerAsync(to.0, self.own.0, from.0, other.0, width, stream.raw()) };
-                    CudaDevice::said("cuMemcpyPeerAsync", copied)
+                    CudaDevice::check("cuMemcpyPeerAsync", copied)
                 })?,
             }
         }
@@ -178,6 +178,6 @@ fn context(device: &Arc<CudaDevice>) -> Result<Context, DeviceError> {
     device.enter()?;
     let mut current = std::ptr::null_mut();
     // SAFETY: `current` is a local variable, so the driver may write the context to it.
-    CudaDevice::said("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
+    CudaDevice::check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
     Ok(Context(current))
 }

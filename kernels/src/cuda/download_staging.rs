@@ -80,7 +80,7 @@ impl Download {
             let copied = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(buffer.memory.address().add(at).cast(), from.0, bytes, stream.raw())
             };
-            CudaDevice::said("cuMemcpyDtoHAsync", copied)
+            CudaDevice::check("cuMemcpyDtoHAsync", copied)
         };
         if bytes > 0 {
             copy(0, source.address(), bytes)?;
@@ -119,7 +119,7 @@ impl StagingPool {
 }
 
 impl Arrival for Download {
-    fn has_come(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.buffer.as_ref().is_some_and(|buffer| buffer.come.is_past())
     }
 

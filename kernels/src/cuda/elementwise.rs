@@ -111,7 +111,7 @@ pub(super) fn norm_threads(columns: usize) -> usize {
 /// Launches a norm of the rows of `x` `[rows, hidden]`. `weights` has the weight and, for
 /// some norms, the bias. `terms` has the number added to the mean square and, for some norms, the
 /// number added to the weights.
-fn normalise(
+fn normalize(
     cuda: &Cuda,
     kernel: Function,
     x: &Tensor<'_>,
@@ -135,13 +135,13 @@ pub(super) fn rms_norm(cuda: &Cuda, call: calls::RmsNorm<'_>) -> Result<(), Kern
         None => {
             let kernel = cuda.entry_points().rms_norm;
             let terms = [call.epsilon, call.weight_offset];
-            normalise(cuda, kernel, &call.x, &[&call.weight], &terms, call.out.plain())
+            normalize(cuda, kernel, &call.x, &[&call.weight], &terms, call.out.plain())
         }
     }
 }
 
 pub(super) fn layer_norm(cuda: &Cuda, call: calls::LayerNorm<'_>) -> Result<(), KernelError> {
-    normalise(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], &[call.epsilon], &call.out)
+    normalize(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], &[call.epsilon], &call.out)
 }
 
 /// Returns an extent with one thread block per row in x, and enough thread blocks in y to cover the

@@ -62,12 +62,12 @@ pub enum OpenError {
         name: String,
     },
     /// The driver refused to load the compiled code.
-    #[error("the driver refused to load the kernels {module}: {said}")]
+    #[error("the driver refused to load the kernels {module}: {message}")]
     Image {
         /// Name of the module.
         module: String,
         /// The driver's error message.
-        said: String,
+        message: String,
     },
 }
 

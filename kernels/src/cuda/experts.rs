@@ -29,7 +29,7 @@ pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelErr
         count(rows),
         count(experts),
         count(top),
-        u32::from(call.renormalised),
+        u32::from(call.renormalized),
     ];
     let out = &call.out;
     let slots = slots_of(&call);
@@ -87,7 +87,7 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Resu
         count(rows),
         count(product.weight.rows()),
         count(out.top),
-        u32::from(routing.renormalised),
+        u32::from(routing.renormalized),
         out.weights.address(),
         out.places.address(),
         out.choices.address(),

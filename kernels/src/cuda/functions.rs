@@ -78,7 +78,7 @@ impl Functions {
         let (mut address, mut bytes) = (0, 0);
         // SAFETY: the module is loaded, and both output variables are writable.
         let found = unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, *module, name.as_ptr()) };
-        CudaDevice::said("cuModuleGetGlobal", found)?;
+        CudaDevice::check("cuModuleGetGlobal", found)?;
         Ok(Address(address))
     }
 
@@ -98,13 +98,13 @@ struct Modules {
 impl Modules {
     fn load(&mut self, image: &ModuleImage) -> Result<sys::CUmodule, OpenError> {
         let refused = |error: DeviceError| match error {
-            DeviceError::Driver { said, .. } => OpenError::Image { module: image.name.clone(), said },
+            DeviceError::Driver { message, .. } => OpenError::Image { module: image.name.clone(), message },
             error => error.into(),
         };
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is a whole cubin, or PTX terminated by a zero byte.
         let loaded = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
-        CudaDevice::said("cuModuleLoadData", loaded).map_err(refused)?;
+        CudaDevice::check("cuModuleLoadData", loaded).map_err(refused)?;
         self.loaded.push((image.name.clone(), module));
         Ok(module)
     }
@@ -117,7 +117,7 @@ impl Drop for Modules {
             for (_, module) in &self.loaded {
                 // SAFETY: each module is unloaded only here, and none of its kernels is running,
                 // because all lanes have ended.
-                drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
+                drop(CudaDevice::check("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
         }
     }
@@ -126,11 +126,11 @@ impl Drop for Modules {
 fn functions_of(module: sys::CUmodule) -> Result<Vec<sys::CUfunction>, DeviceError> {
     let mut count = 0;
     // SAFETY: the module is loaded, and the count is writable.
-    CudaDevice::said("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
+    CudaDevice::check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
     let mut functions = vec![std::ptr::null_mut(); count as usize];
     // SAFETY: the list has `count` entries, and the module is loaded.
     let listed = unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) };
-    CudaDevice::said("cuModuleEnumerateFunctions", listed)?;
+    CudaDevice::check("cuModuleEnumerateFunctions", listed)?;
     Ok(functions)
 }
 
@@ -139,14 +139,14 @@ fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, Device
     use sys::CUfunction_attribute as Attribute;
     // SAFETY: the function belongs to a loaded module, and all output variables are writable.
     unsafe {
-        CudaDevice::said("cuFuncLoad", sys::cuFuncLoad(function))?;
+        CudaDevice::check("cuFuncLoad", sys::cuFuncLoad(function))?;
         let mut fixed = 0;
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-        CudaDevice::said("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut fixed, attribute, function))?;
+        CudaDevice::check("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut fixed, attribute, function))?;
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        CudaDevice::said("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, shared_most - fixed))?;
+        CudaDevice::check("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, shared_most - fixed))?;
         let mut name = MaybeUninit::zeroed();
-        CudaDevice::said("cuFuncGetName", sys::cuFuncGetName(name.as_mut_ptr(), function))?;
+        CudaDevice::check("cuFuncGetName", sys::cuFuncGetName(name.as_mut_ptr(), function))?;
         Ok(CStr::from_ptr(name.assume_init()).to_string_lossy().into_owned())
     }
 }

@@ -70,7 +70,7 @@ impl Graph for Captured {
             // SAFETY: the graph and the stream are alive, and the caller that captured the graph
             // guarantees that the memory used by its launches is valid.
             let launched = unsafe { sys::cuGraphLaunch(self.ready.raw, self.stream.raw()) };
-            Ok(CudaDevice::said("cuGraphLaunch", launched)?)
+            Ok(CudaDevice::check("cuGraphLaunch", launched)?)
         };
         match &self.exchanges {
             Some((watch, count)) => watch.launch(*count, launch),
@@ -93,7 +93,7 @@ impl<'c> Capture<'c> {
         // on this thread fail.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the borrowed backend keeps the stream alive.
-        CudaDevice::said("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(cuda.stream.raw(), mode) })?;
+        CudaDevice::check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(cuda.stream.raw(), mode) })?;
         cuda.captures.set(true);
         Ok(Capture(cuda))
     }
@@ -119,7 +119,7 @@ fn end(stream: &Stream) -> Result<Recorded, DeviceError> {
     // SAFETY: the stream is recording, and `raw` is writable.
     let ended = unsafe { sys::cuStreamEndCapture(stream.raw(), &mut raw) };
     let recorded = Recorded(raw);
-    CudaDevice::said("cuStreamEndCapture", ended)?;
+    CudaDevice::check("cuStreamEndCapture", ended)?;
     Ok(recorded)
 }
 
@@ -131,7 +131,7 @@ impl Drop for Recorded {
         if !self.0.is_null() {
             // SAFETY: this is the last use of the recorded graph, and the instantiated graph
             // does not need it.
-            drop(CudaDevice::said("cuGraphDestroy", unsafe { sys::cuGraphDestroy(self.0) }));
+            drop(CudaDevice::check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(self.0) }));
         }
     }
 }
@@ -149,14 +149,14 @@ impl Ready {
         let mut raw = ptr::null_mut();
         // SAFETY: the recorded graph is alive, and `raw` is writable.
         let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, recorded.0, 0) };
-        CudaDevice::said("cuGraphInstantiate", made)?;
+        CudaDevice::check("cuGraphInstantiate", made)?;
         Ok(Ready { raw, device: device.clone() })
     }
 
     /// Uploads the graph to the device and waits for the upload.
     fn upload(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: the borrows keep the graph and the stream alive.
-        CudaDevice::said("cuGraphUpload", unsafe { sys::cuGraphUpload(self.raw, stream.raw()) })?;
+        CudaDevice::check("cuGraphUpload", unsafe { sys::cuGraphUpload(self.raw, stream.raw()) })?;
         stream.wait()
     }
 }
@@ -167,7 +167,7 @@ impl Drop for Ready {
             // SAFETY: this is the last use of the graph. The driver keeps the graph until
             // pending replays are done.
             let destroyed = self.device.in_turn(|| unsafe { sys::cuGraphExecDestroy(self.raw) });
-            drop(CudaDevice::said("cuGraphExecDestroy", destroyed));
+            drop(CudaDevice::check("cuGraphExecDestroy", destroyed));
         }
     }
 }

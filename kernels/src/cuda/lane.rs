@@ -140,8 +140,8 @@ impl Cuda {
     /// capture it returns an error, because a graph must not contain such a copy.
     pub(super) fn enter_to_copy(&self) -> Result<(), KernelError> {
         if self.captures.get() {
-            let said = "a copy between host and device cannot be part of a graph".to_owned();
-            return Err(DeviceError::Driver { call: "cuStreamBeginCapture", said }.into());
+            let message = "a copy between host and device cannot be part of a graph".to_owned();
+            return Err(DeviceError::Driver { call: "cuStreamBeginCapture", message }.into());
         }
         self.enter()
     }
@@ -186,7 +186,7 @@ impl Cuda {
         // driver copies the arguments before it returns.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
-        Ok(CudaDevice::said("cuLaunchKernelEx", launched)?)
+        Ok(CudaDevice::check("cuLaunchKernelEx", launched)?)
     }
 }
 

@@ -23,7 +23,7 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a local variable, so the new handle may be written to it.
-        CudaDevice::said("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        CudaDevice::check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
         Ok(Stream { raw, device: device.clone() })
     }
 
@@ -35,7 +35,7 @@ impl Stream {
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         self.device.enter()?;
         // SAFETY: `self` owns the stream, which is destroyed only when `self` is dropped.
-        CudaDevice::said("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+        CudaDevice::check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 }
 
@@ -45,7 +45,7 @@ impl Drop for Stream {
             // Wait first, because unfinished work still uses memory that will be reused.
             drop(self.wait());
             // SAFETY: the stream is destroyed only here, and this is its last use.
-            drop(CudaDevice::said("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) }));
+            drop(CudaDevice::check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) }));
         }
     }
 }
@@ -74,14 +74,14 @@ impl Event {
         device.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a local variable, so the new handle may be written to it.
-        CudaDevice::said("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
+        CudaDevice::check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
         Ok(Event { raw, device: device.clone() })
     }
 
     /// Records the event after all work that was submitted to the stream so far.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: the borrows keep the event and the stream alive.
-        CudaDevice::said("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
+        CudaDevice::check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
     /// Makes all work that is submitted to the stream from now on wait until the device
@@ -89,14 +89,14 @@ impl Event {
     pub(super) fn hold(&self, stream: &Stream) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
         // SAFETY: the borrows keep the event and the stream alive.
-        CudaDevice::said("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.raw, self.raw, flags) })
+        CudaDevice::check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.raw, self.raw, flags) })
     }
 
     /// Waits until the device has passed the event. Returns at once if the
     /// event was never recorded.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: `self` owns the event, which is destroyed only when `self` is dropped.
-        CudaDevice::said("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+        CudaDevice::check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
     /// Returns `true` if the device has passed the event, and also if the device is lost. If the
@@ -112,7 +112,7 @@ impl Event {
         let mut milliseconds = 0.0;
         // SAFETY: the number is writable, and both events are alive.
         let elapsed = unsafe { sys::cuEventElapsedTime(&mut milliseconds, before.raw, self.raw) };
-        CudaDevice::said("cuEventElapsedTime", elapsed).map(|()| milliseconds)
+        CudaDevice::check("cuEventElapsedTime", elapsed).map(|()| milliseconds)
     }
 }
 
@@ -167,7 +167,7 @@ impl Drop for Event {
         if self.device.enter().is_ok() {
             // SAFETY: the event is destroyed only here, and this is its last use. The driver keeps
             // the event until pending work is done.
-            drop(CudaDevice::said("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) }));
+            drop(CudaDevice::check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) }));
         }
     }
 }

@@ -99,7 +99,7 @@ impl TensorMap {
                 Outside::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        CudaDevice::said("cuTensorMapEncodeTiled", encoded)?;
+        CudaDevice::check("cuTensorMapEncodeTiled", encoded)?;
         // SAFETY: both types are 128 bytes of numbers.
         Ok(TensorMap(unsafe { std::mem::transmute::<sys::CUtensorMap, [u64; 16]>(map.0) }))
     }

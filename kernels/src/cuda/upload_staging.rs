@@ -71,7 +71,7 @@ impl Stage {
                 let place = self.pieces[self.current].memory.address().add(self.used);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, length);
                 let copied = sys::cuMemcpyHtoDAsync_v2(to.0, place.cast(), length, stream.raw());
-                CudaDevice::said("cuMemcpyHtoDAsync", copied)?;
+                CudaDevice::check("cuMemcpyHtoDAsync", copied)?;
             }
             self.used = (self.used + length).next_multiple_of(ALIGNMENT).min(PIECE.as_usize());
             (source, to) = (later, to.offset(Bytes(length as u64)));
@@ -102,7 +102,7 @@ impl Stage {
                 let to = to.offset(PIECE * part as u64);
                 sys::cuMemcpyHtoDAsync_v2(to.0, place.cast(), length, stream.raw())
             };
-            CudaDevice::said("cuMemcpyHtoDAsync", copied)?;
+            CudaDevice::check("cuMemcpyHtoDAsync", copied)?;
             piece(part).read.record(stream)
         };
         let fillers = self.fillers.as_ref().expect("a backend that loads weights has fill threads");
@@ -118,7 +118,7 @@ impl Stage {
             let place = self.pieces[self.current].memory.address();
             // SAFETY: `out` is no longer than the piece, which nothing else uses.
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), from.0, out.len(), stream.raw()) };
-            CudaDevice::said("cuMemcpyDtoHAsync", copied)?;
+            CudaDevice::check("cuMemcpyDtoHAsync", copied)?;
             stream.wait()?;
             // SAFETY: the copy into the piece is done, and `out` is no longer than the piece.
             unsafe { std::ptr::copy_nonoverlapping(place, out.as_mut_ptr(), out.len()) };

@@ -1,4 +1,4 @@
-//! Bidirectional attention within packed ranges of rows ("stretches"), each a picture or a window
+//! Bidirectional attention within packed ranges of rows ("sequences"), each a picture or a window
 //! of a picture. No score matrix is ever stored (online softmax, Milakov and Gimelshein 2018, arXiv
 //! 1805.02867; FlashAttention, arXiv 2205.14135).
 
@@ -8,25 +8,25 @@ use super::check;
 
 /// Ranges of rows that attend only to themselves.
 #[derive(Debug)]
-pub struct Stretches<'m> {
-    /// `[stretches + 1]` u32: stretch `s` has the rows `starts[s]..starts[s + 1]`. Together the
-    /// stretches cover all rows from 0.
+pub struct PackedSequences<'m> {
+    /// `[sequences + 1]` u32: sequence `s` has the rows `starts[s]..starts[s + 1]`. Together the
+    /// sequences cover all rows from 0.
     pub starts: Tensor<'m>,
-    /// An upper bound on the rows of a stretch. Backends with a kernel for short stretches use that
-    /// kernel if all stretches are short.
+    /// An upper bound on the rows of a sequence. Backends with a kernel for short sequences use that
+    /// kernel if all sequences are short.
     pub longest: usize,
-    /// Sum of the squared stretch lengths. The amount of arithmetic is proportional to this number.
+    /// Sum of the squared sequence lengths. The amount of arithmetic is proportional to this number.
     pub query_key_pairs: u64,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Computes attention of `qkv` `[rows, 3 * heads * head_dim]` within `stretches`, scaled
+    /// Computes attention of `qkv` `[rows, 3 * heads * head_dim]` within `sequences`, scaled
     /// by `head_dim^-0.5`. Returns `[rows, heads * head_dim]`.
     pub fn attention_packed(
         &self,
         qkv: &Tensor<'_>,
         heads: usize,
-        stretches: &Stretches<'_>,
+        sequences: &PackedSequences<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "attention_packed";
         let hidden = qkv.columns() / 3;
@@ -38,12 +38,12 @@ impl<B: Backend> Scope<'_, B> {
             qkv,
             "queries, keys and values with equally many whole heads",
         )?;
-        check::index_list(OP, "starts", &stretches.starts)?;
-        check::holds(stretches.starts.rows() > 0, OP, "starts", &stretches.starts, "a start and an end at least")?;
+        check::index_list(OP, "starts", &sequences.starts)?;
+        check::holds(sequences.starts.rows() > 0, OP, "starts", &sequences.starts, "a start and an end at least")?;
         let head_dim = hidden / heads;
         check::head_dim(OP, "qkv", qkv, head_dim, self.target().packed_head_dims())?;
         let out = self.empty([qkv.rows(), hidden])?;
-        self.count(Work::over(4 * stretches.query_key_pairs * hidden as u64, &[qkv, &out]));
+        self.count(Work::over(4 * sequences.query_key_pairs * hidden as u64, &[qkv, &out]));
         let inner = self.scope();
         let scratch = inner.take_scratch(self.target().packed_scratch(head_dim))?;
         self.backend.attention_packed(calls::AttentionPacked {
@@ -51,8 +51,8 @@ impl<B: Backend> Scope<'_, B> {
             heads,
             head_dim,
             scale: (head_dim as f32).powf(-0.5),
-            starts: stretches.starts.view(),
-            longest: stretches.longest,
+            starts: sequences.starts.view(),
+            longest: sequences.longest,
             scratch: scratch.view(),
             out: out.view(),
         })?;

@@ -118,20 +118,20 @@ fn copy<B: Backend>(
         let is_there = (copy.block as usize) < blocks && (copy.slot as usize) < host.slots;
         assert!(is_there, "{copy:?} is outside {blocks} blocks and {} slots", host.slots);
     }
-    let (to_host, to_device) = (stretches(to_host), stretches(to_device));
+    let (to_host, to_device) = (ranges_of(to_host), ranges_of(to_device));
     backend.copy_blocks(calls::CopyBlocks { pieces: &pieces, to_host, to_device })
 }
 
 /// Joins copies that are adjacent on both sides.
-fn stretches(copies: &[BlockCopy]) -> Vec<BlockRange> {
-    let mut stretches: Vec<BlockRange> = Vec::new();
+fn ranges_of(copies: &[BlockCopy]) -> Vec<BlockRange> {
+    let mut ranges: Vec<BlockRange> = Vec::new();
     for BlockCopy { block, slot } in copies.iter().copied() {
-        match stretches.last_mut() {
+        match ranges.last_mut() {
             Some(last) if (last.block + last.count, last.slot + last.count) == (block, slot) => last.count += 1,
-            _ => stretches.push(BlockRange { block, slot, count: 1 }),
+            _ => ranges.push(BlockRange { block, slot, count: 1 }),
         }
     }
-    stretches
+    ranges
 }
 
 #[cfg(test)]
@@ -142,6 +142,6 @@ mod tests {
     fn copies_adjacent_in_blocks_and_slots_are_joined() {
         let copies = [(3, 7), (4, 8), (6, 9), (7, 11), (8, 12)].map(|(block, slot)| BlockCopy { block, slot });
         let joined = [(3, 7, 2), (6, 9, 1), (7, 11, 2)].map(|(block, slot, count)| BlockRange { block, slot, count });
-        assert_eq!((stretches(&copies), stretches(&[])), (joined.to_vec(), Vec::new()));
+        assert_eq!((ranges_of(&copies), ranges_of(&[])), (joined.to_vec(), Vec::new()));
     }
 }

@@ -11,7 +11,7 @@ pub struct Router<'a> {
     /// Number of experts per row.
     pub top: usize,
     /// `true` if a row's weights are scaled to add up to 1.
-    pub renormalised: bool,
+    pub renormalized: bool,
     /// `[experts]` u32 counters, to which the number of each expert's choices
     /// is added, with wrapping.
     pub loads: &'a Tensor<'a>,
@@ -70,7 +70,7 @@ impl<B: Backend> Scope<'_, B> {
             },
             routing: calls::Route {
                 logits: logits.view(),
-                renormalised: router.renormalised,
+                renormalized: router.renormalized,
                 scratch: of_routing.view(),
                 out: out.view(),
                 loads: router.loads.view(),

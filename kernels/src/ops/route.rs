@@ -39,7 +39,7 @@ impl<B: Backend> Scope<'_, B> {
         &self,
         logits: &Tensor<'_>,
         top: usize,
-        renormalised: bool,
+        renormalized: bool,
         loads: &Tensor<'_>,
     ) -> Result<Routing<'_>, KernelError> {
         let out = self.routing(logits, top, loads)?;
@@ -47,7 +47,7 @@ impl<B: Backend> Scope<'_, B> {
         let scratch = inner.take_scratch(self.target().route_scratch(logits.rows(), logits.columns()))?;
         self.backend.route(calls::Route {
             logits: logits.view(),
-            renormalised,
+            renormalized,
             scratch: scratch.view(),
             out: out.view(),
             loads: loads.view(),

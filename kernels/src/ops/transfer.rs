@@ -21,8 +21,8 @@ pub struct Later<E> {
 
 impl<E: Element> Later<E> {
     /// Returns `true` if [`wait`](Later::wait) would return at once.
-    pub fn has_come(&self) -> bool {
-        self.arrival.has_come()
+    pub fn is_ready(&self) -> bool {
+        self.arrival.is_ready()
     }
 
     /// Waits until the device has finished the copy, and therefore all earlier work,

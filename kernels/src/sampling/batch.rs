@@ -89,7 +89,7 @@ impl SampleBatch {
         biases.push(row_lists.biases.iter().map(|bias| bias.to_bits()));
         prompt.push(row_lists.prompt.iter().copied().filter(|_| row.repetition != 1.0));
         let unseen = row_lists.unseen.map(UnseenToken::code);
-        produced.push(row_lists.produced.iter().copied().chain(unseen).filter(|_| row.penalises()));
+        produced.push(row_lists.produced.iter().copied().chain(unseen).filter(|_| row.penalizes()));
     }
 
     /// Adds a row that reports the probability of `token` and the `top` likeliest tokens.

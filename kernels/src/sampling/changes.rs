@@ -18,7 +18,7 @@ pub(super) fn change(logits: &mut [f32], row: &SampleRow, row_lists: &RowLists<'
         let logit = &mut logits[id as usize];
         *logit = bounded(*logit + bias);
     }
-    if row.penalises() {
+    if row.penalizes() {
         penalise(logits, row, row_lists, tally);
     }
 }

@@ -81,7 +81,7 @@ impl SampleRow {
     }
 
     /// Returns `true` if any penalty reads the produced tokens.
-    pub fn penalises(&self) -> bool {
+    pub fn penalizes(&self) -> bool {
         self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
     }
 
@@ -143,7 +143,7 @@ impl RowLists<'_> {
     /// Returns `true` if the token is chosen from changed logits instead of
     /// the row's original logits.
     pub fn changes(&self, row: &SampleRow) -> bool {
-        self.allowed.is_some() || !self.forbidden.is_empty() || !self.biased.is_empty() || row.penalises()
+        self.allowed.is_some() || !self.forbidden.is_empty() || !self.biased.is_empty() || row.penalizes()
     }
 }
 

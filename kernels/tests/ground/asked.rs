@@ -210,7 +210,7 @@ impl Asked {
         }
         let bias = self.biased.binary_search(&(id as u32)).map_or(0.0, |place| self.biases[place]);
         let mut logit = self.logits[id] + bias;
-        if !self.row.penalises() {
+        if !self.row.penalizes() {
             return logit;
         }
         let times = self.produced.iter().chain(&unseen).filter(|token| is(token)).count();

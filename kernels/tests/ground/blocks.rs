@@ -84,7 +84,7 @@ impl Blocks {
 
 /// Copies blocks to the host, immediately overwrites them with later work, and copies them back to
 /// other blocks.
-pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
+pub fn copy_to_host_and_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     let shape = KvShape { layers: 3, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
     let blocks = Blocks::new(device, shape, 9, 5);
     let content = |layer: usize, block: usize| (100 * layer + block + 1) as u32;

@@ -22,7 +22,7 @@ pub struct Mixed {
     pub hidden: usize,
     pub features: usize,
     pub dtype: DType,
-    pub renormalised: bool,
+    pub renormalized: bool,
     pub drawn: Drawn,
 }
 
@@ -60,8 +60,8 @@ impl Mixed {
             .enumerate()
             {
                 for (turn, drawn) in draws.into_iter().enumerate() {
-                    let renormalised = (at + turn) % 2 == 0;
-                    cases.push(Mixed { rows, experts, top, hidden, features, dtype, renormalised, drawn });
+                    let renormalized = (at + turn) % 2 == 0;
+                    cases.push(Mixed { rows, experts, top, hidden, features, dtype, renormalized, drawn });
                 }
             }
         }
@@ -95,7 +95,7 @@ impl Mixed {
         let logits = scope.upload([rows, experts + 3], &apart)?;
         // Counters that are about to wrap.
         let loads = scope.upload([experts], &vec![u32::MAX; experts])?;
-        let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalised, &loads)?;
+        let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalized, &loads)?;
         let x = wide(scope, rows, hidden, random)?;
         let numbers = weights(experts * 2 * features, hidden, random);
         let gate_up = narrowed(scope, [experts * 2 * features, hidden], dtype, &numbers)?;
@@ -112,7 +112,7 @@ impl Mixed {
         found.extend(floats(scope, &sum)?);
         for (held, accumulate) in shares(experts).into_iter().zip([false, true]) {
             let routing =
-                scope.route(&logits.column_range(0..experts), self.top, self.renormalised, &loads)?.held(held);
+                scope.route(&logits.column_range(0..experts), self.top, self.renormalized, &loads)?.held(held);
             let gate_up = gate_up.row_range(held.times(2 * features).range());
             let gated = scope.gated_experts(&inside(&x), &gate_up, &routing)?;
             let down = down.row_range(held.times(hidden).range());
@@ -139,7 +139,7 @@ impl Mixed {
         let Mixed { rows, experts, top, hidden, features, dtype, .. } = *self;
         let logits = self.logits(random);
         let chosen: Vec<Vec<(usize, f64)>> =
-            logits.chunks(experts).map(|row| chosen(&widened(row), top, self.renormalised)).collect();
+            logits.chunks(experts).map(|row| chosen(&widened(row), top, self.renormalized)).collect();
         let x = Wide::new(activation, rows, hidden, random);
         let gate_up = rounded(dtype, &weights(experts * 2 * features, hidden, random));
         let down = rounded(dtype, &weights(experts * hidden, features, random));
@@ -254,11 +254,11 @@ pub(super) fn shares(whole: usize) -> Vec<RankShard> {
 
 /// The experts of a row with their weights, likeliest first. Experts with equal logits are in the
 /// order of their indices.
-pub(super) fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usize, f64)> {
+pub(super) fn chosen(logits: &[f64], top: usize, renormalized: bool) -> Vec<(usize, f64)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]).then(one.cmp(other)));
     order.truncate(top);
-    let total: f64 = if renormalised {
+    let total: f64 = if renormalized {
         order.iter().map(|expert| logits[*expert].exp()).sum()
     } else {
         logits.iter().map(|logit| logit.exp()).sum()

@@ -11,9 +11,9 @@ mod mixed;
 mod paged;
 mod pass;
 mod pixels;
+mod rotary_kv;
 mod routed;
 mod states;
-mod turned;
 mod wide;
 
 use std::{cell::Cell, sync::Arc};
@@ -25,7 +25,7 @@ use half::{bf16, f16};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use asked::Batch;
 #[allow(unused_imports, reason = "no story uses all of it")]
-pub use blocks::{Blocks, go_and_come_back, rows_go_and_come_back, states_go_and_come_back};
+pub use blocks::{Blocks, copy_to_host_and_back, rows_go_and_come_back, states_go_and_come_back};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use fp8::{Fp8, Product, Scaled};
 #[allow(unused_imports, reason = "no story uses all of it")]
@@ -38,10 +38,10 @@ pub use mixed::{Drawn, Mixed, NORMED_SUMS, normed_sum};
 pub use paged::PagedData;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use pass::{How, Pass, passes};
+pub use rotary_kv::RotaryKv;
 pub use routed::Routed;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use states::{Of, Step, divided};
-pub use turned::Turned;
 
 struct Nobody;
 

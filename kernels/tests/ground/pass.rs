@@ -3,7 +3,7 @@
 use bursar_kernels::{
     ops::{
         argmax::NO_CHOICE,
-        attention_packed::Stretches,
+        attention_packed::PackedSequences,
         gelu::Gelu,
         patchify::{PatchSize, Pixels},
         rms_norm::RmsNorm,
@@ -13,7 +13,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    Batch, Fp8, Mixed, PagedData, Random, Routed, Step, Turned, attend, narrowed,
+    Batch, Fp8, Mixed, PagedData, Random, RotaryKv, Routed, Step, attend, narrowed,
     paged::windowed,
     pixels::PixelData,
     rounded,
@@ -43,7 +43,7 @@ pub enum Pass {
     Fp8(Fp8),
     Mixed(Mixed),
     Routed(Routed),
-    Turned(Turned),
+    RotaryKv(RotaryKv),
     Step(Step),
     GatedRmsNorm { rows: usize, heads: usize, head_dim: usize },
     SigmoidMul { rows: usize, columns: usize, by_row: bool },
@@ -125,7 +125,7 @@ pub fn passes() -> Vec<Pass> {
     passes.extend(Fp8::cases().into_iter().map(Pass::Fp8));
     passes.extend(Mixed::cases().into_iter().map(Pass::Mixed));
     passes.extend(Routed::cases().into_iter().map(Pass::Routed));
-    passes.extend(Turned::cases().into_iter().chain(Turned::partial_cases()).map(Pass::Turned));
+    passes.extend(RotaryKv::cases().into_iter().chain(RotaryKv::partial_cases()).map(Pass::RotaryKv));
     passes.extend(Step::cases().into_iter().map(Pass::Step));
     for (rows, heads, head_dim) in [(5, 3, 20), (7, 4, 128), (3, 2, 300), (2, 3, 1), (9, 2, 512), (70, 5, 24)] {
         passes.push(Pass::GatedRmsNorm { rows, heads, head_dim });
@@ -262,7 +262,7 @@ impl Pass {
             Pass::Fp8(fp8) => fp8.run(scope, &mut random),
             Pass::Mixed(mixed) => mixed.run(scope, &mut random),
             Pass::Routed(routed) => routed.run(scope, &mut random),
-            Pass::Turned(turned) => turned.run(scope, &mut random),
+            Pass::RotaryKv(rotary) => rotary.run(scope, &mut random),
             Pass::Step(step) => step.run(scope, &mut random),
             Pass::GatedRmsNorm { rows, heads, head_dim } => {
                 let columns = heads * head_dim;
@@ -292,8 +292,8 @@ impl Pass {
                 let pairs = lengths.iter().map(|length| (length * length) as u64).sum();
                 let longest = lengths.iter().copied().max().unwrap_or(0);
                 let starts = scope.upload([bounds.len()], &bounds)?;
-                let stretches = Stretches { starts, longest, query_key_pairs: pairs };
-                floats(scope, &scope.attention_packed(&inside(&qkv), heads, &stretches)?)
+                let sequences = PackedSequences { starts, longest, query_key_pairs: pairs };
+                floats(scope, &scope.attention_packed(&inside(&qkv), heads, &sequences)?)
             }
             Pass::Patchify { pictures, side, frames, patches } => {
                 let data = PixelData::new(&pictures, side, patches, &mut random);
@@ -435,7 +435,7 @@ impl Pass {
             Pass::Fp8(fp8) => fp8.expected(activation, &mut random),
             Pass::Mixed(mixed) => mixed.expected(activation, &mut random),
             Pass::Routed(routed) => routed.expected(activation, &mut random),
-            Pass::Turned(turned) => turned.expected(activation, &mut random),
+            Pass::RotaryKv(rotary) => rotary.expected(activation, &mut random),
             Pass::Step(step) => step.expected(activation, &mut random),
             Pass::GatedRmsNorm { rows, heads, head_dim } => {
                 let columns = heads * head_dim;

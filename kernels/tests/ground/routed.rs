@@ -59,7 +59,7 @@ impl Routed {
         let slots = scope.upload([rows], &(0..rows).map(slot).collect::<Vec<_>>())?;
         let mut normed = Activations::of_plain(scope.empty([rows, hidden])?);
         let norm = RmsNorm { weight_offset: OFFSET, ..RmsNorm::new(&weight, 1e-5) };
-        let router = Router { weight: &router, top, renormalised: true, loads: &loads, slots: Some(&slots) };
+        let router = Router { weight: &router, top, renormalized: true, loads: &loads, slots: Some(&slots) };
         let routing = scope.rms_norm_route(&inside(&x), norm, &mut normed, router)?;
         let mut found = floats(scope, normed.plain())?;
         found.extend(floats(scope, &routing.weights)?);

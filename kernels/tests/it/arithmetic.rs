@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     Cpu, DType, KernelError, StateDtype, UnseenToken,
-    ops::{argmax::NO_CHOICE, attention_packed::Stretches, gelu::Gelu, transfer},
+    ops::{argmax::NO_CHOICE, attention_packed::PackedSequences, gelu::Gelu, transfer},
 };
 use candle_core::{D, Device, Tensor as Candle};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -26,7 +26,7 @@ fn tolerance(pass: &Pass) -> f64 {
         }
         // Half a step of E4M3, because f32 rounding may move a number across the midpoint
         // of two E4M3 numbers.
-        Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
+        Pass::RotaryKv(rotary) if rotary.is_fp8 => 1.0 / 16.0,
         Pass::GatedLinear { in_features, .. } => 4.0 * (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
         // Half a step of bf16, to which states are rounded.
         Pass::Step(step) if step.state_dtype == StateDtype::Bf16 => 1.0 / 512.0 + 2e-5,
@@ -91,11 +91,11 @@ fn attention_over_a_picture_matches_candle() {
     let expected = weights.matmul(&part(2)).unwrap().transpose(0, 1).unwrap().flatten_all().unwrap();
     let found = compute(2, |scope| {
         let starts = scope.upload([2], &[0u32, rows as u32])?;
-        let stretches = Stretches { starts, longest: rows, query_key_pairs: (rows * rows) as u64 };
+        let sequences = PackedSequences { starts, longest: rows, query_key_pairs: (rows * rows) as u64 };
         scope.download(&scope.attention_packed(
             &scope.upload([rows, 3 * heads * head_dim], &qkv)?,
             heads,
-            &stretches,
+            &sequences,
         )?)
     });
     assert_close("attention_packed", &found, &widened(&expected.to_vec1::<f32>().unwrap()), 1e-6);
@@ -107,9 +107,9 @@ fn attention_scores_in_the_thousands_do_not_overflow() {
     let mut qkv = Random::new(4).floats(150 * 3 * 32);
     qkv.chunks_mut(96).for_each(|row| row[..32].iter_mut().for_each(|query| *query *= 5000.0));
     let found: Vec<f32> = compute(1, |scope| {
-        let stretches =
-            Stretches { starts: scope.upload([2], &[0u32, 150])?, longest: 150, query_key_pairs: 150 * 150 };
-        scope.download(&scope.attention_packed(&scope.upload([150, 96], &qkv)?, 1, &stretches)?)
+        let sequences =
+            PackedSequences { starts: scope.upload([2], &[0u32, 150])?, longest: 150, query_key_pairs: 150 * 150 };
+        scope.download(&scope.attention_packed(&scope.upload([150, 96], &qkv)?, 1, &sequences)?)
     });
     let vector = |row: usize, part: usize| &qkv[(row * 3 + part) * 32..][..32];
     let [keys, values] = [1, 2].map(|part| (0..150).map(|row| vector(row, part)).collect::<Vec<_>>());
@@ -159,7 +159,7 @@ fn a_deferred_download_has_the_contents_at_the_request() {
         scope.argmax_into(&scope.upload([2, 3], &[0.0f32, 1.0, 0.0, 1.0, 0.0, 0.0])?, &mut chosen)?;
         let after = scope.download_later(&chosen)?;
         let moment = scope.moment()?;
-        assert!(moment.has_come() && before.has_come(), "work on the CPU is complete when its call returns");
+        assert!(moment.is_ready() && before.is_ready(), "work on the CPU is complete when its call returns");
         assert!(moment.wait()?.is_empty());
         Ok((before.wait()?, after.wait()?))
     });

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, Device, HostConfig, HostDevice};
 use bursar_kernels::Cpu;
 
-use crate::ground::{go_and_come_back, rows_go_and_come_back, states_go_and_come_back};
+use crate::ground::{copy_to_host_and_back, rows_go_and_come_back, states_go_and_come_back};
 
 #[test]
 fn blocks_copied_to_the_host_return_to_the_chosen_places() {
     let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(4))).expect("small pages"));
-    go_and_come_back(&Cpu::new(1), &device);
+    copy_to_host_and_back(&Cpu::new(1), &device);
     rows_go_and_come_back(&Cpu::new(1), &device);
     states_go_and_come_back(&Cpu::new(1), &device);
 }

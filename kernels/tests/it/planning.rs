@@ -1,7 +1,7 @@
 //! Plans: each equals the measurement to the byte, and the cost of a pass is counted.
 
 use bursar_budgets::{Bytes, Hint};
-use bursar_kernels::{ops::attention_packed::Stretches, ops::attention_paged::PagedSequences, *};
+use bursar_kernels::{ops::attention_packed::PackedSequences, ops::attention_paged::PagedSequences, *};
 
 use crate::ground::{passes, plan, poisoned};
 
@@ -157,8 +157,8 @@ fn the_work_of_attention_is_counted_exactly() {
 
     let ((), _, work) = plan(1, |scope| {
         let starts = scope.upload([3], &[0u32, 2, 5]).unwrap();
-        let stretches = Stretches { starts, longest: 3, query_key_pairs: 4 + 9 };
-        scope.attention_packed(&scope.empty([5, 3 * 12]).unwrap(), 3, &stretches).unwrap();
+        let sequences = PackedSequences { starts, longest: 3, query_key_pairs: 4 + 9 };
+        scope.attention_packed(&scope.empty([5, 3 * 12]).unwrap(), 3, &sequences).unwrap();
     });
     assert_eq!(work, Work { flops: 4 * 13 * 12, bytes: Bytes(4 * 3 + 4 * 5 * 36 + 4 * 5 * 12), ..Work::default() });
 }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use bursar_kernels::{
     ops::{
         argmax::NO_CHOICE,
-        attention_packed::Stretches,
+        attention_packed::PackedSequences,
         attention_paged::PagedSequences,
         gelu::Gelu,
         patchify::{PatchSize, Pixels},
@@ -198,8 +198,9 @@ fn mismatched_shapes_and_types_are_refused_with_an_explanation() {
             scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences, 0.2, Some(0)).map(drop)
         }),
         text(|scope| {
-            let stretches = Stretches { starts: scope.upload([2], &indices[..2])?, longest: 1, query_key_pairs: 1 };
-            scope.attention_packed(&scope.empty([5, 32])?, 2, &stretches).map(drop)
+            let sequences =
+                PackedSequences { starts: scope.upload([2], &indices[..2])?, longest: 1, query_key_pairs: 1 };
+            scope.attention_packed(&scope.empty([5, 32])?, 2, &sequences).map(drop)
         }),
         text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
         text(|scope| scope.gated_linear(&scope.empty([5, 4])?, &scope.empty([3, 4])?, None).map(drop)),
@@ -451,14 +452,15 @@ the sequences have the rows [0, 4294967295] of 5";
 fn packed_sequences_that_leave_out_rows_are_refused() {
     let packed = |starts: &[u32]| {
         panics(|scope| {
-            let stretches = Stretches { starts: scope.upload([starts.len()], starts)?, longest: 1, query_key_pairs: 1 };
-            scope.attention_packed(&scope.upload([5, 12], &[0.0f32; 60])?, 2, &stretches).map(drop)
+            let sequences =
+                PackedSequences { starts: scope.upload([starts.len()], starts)?, longest: 1, query_key_pairs: 1 };
+            scope.attention_packed(&scope.upload([5, 12], &[0.0f32; 60])?, 2, &sequences).map(drop)
         })
     };
-    assert!(packed(&[0, 4]).contains("the stretches end with the last row"));
-    assert!(packed(&[0, 6]).contains("the stretches end with the last row"));
-    assert!(packed(&[1, 5]).contains("the stretches start with the first row"));
-    assert!(packed(&[0, 7, 5]).contains("the stretches follow each other"));
+    assert!(packed(&[0, 4]).contains("the sequences end with the last row"));
+    assert!(packed(&[0, 6]).contains("the sequences end with the last row"));
+    assert!(packed(&[1, 5]).contains("the sequences start with the first row"));
+    assert!(packed(&[0, 7, 5]).contains("the sequences follow each other"));
 }
 
 #[test]

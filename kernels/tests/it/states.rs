@@ -11,7 +11,7 @@ use bursar_kernels::{
     *,
 };
 
-use crate::ground::{Random, Turned, assert_close, compute, rounded};
+use crate::ground::{Random, RotaryKv, assert_close, compute, rounded};
 
 const SHAPE: StateShape = StateShape {
     layers: 1,
@@ -392,7 +392,7 @@ fn sigmoid_gates_are_one_per_element_or_one_per_row() {
 
 #[test]
 fn rotary_turns_part_of_each_head_after_its_norm() {
-    for case in Turned::partial_cases() {
+    for case in RotaryKv::partial_cases() {
         let found = compute(2, |scope| case.run(scope, &mut Random::new(5)));
         let expected = case.expected(DType::F32, &mut Random::new(5));
         assert_close(&format!("{case:?}"), &found, &expected, 2e-5);

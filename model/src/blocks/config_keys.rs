@@ -53,9 +53,9 @@ pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> 
 /// `tie_word_embeddings`, which may be in `text_config`, at the top level, or in both with the same
 /// value. `false` if neither has it.
 pub fn tied_embeddings(config: &Map<String, Value>, text: &Map<String, Value>) -> Result<bool, ConfigError> {
-    let said =
+    let flag_in =
         |place: &Map<String, Value>| place.get("tie_word_embeddings").map_or(Ok(None), Option::<bool>::deserialize);
-    let (outer, inner) = (said(config)?, said(text)?);
+    let (outer, inner) = (flag_in(config)?, flag_in(text)?);
     if let (Some(outer), Some(inner)) = (outer, inner)
         && outer != inner
     {

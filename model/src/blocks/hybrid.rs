@@ -10,7 +10,7 @@ pub fn read(place: &str, fields: &Map<String, Value>, is_mixed: bool) -> Result<
     let mut decoder = DecoderConfig::read(place, fields, &defaults(is_mixed))?;
     if let Some(mixture) = &mut decoder.mixture {
         // The model always renormalizes, whatever the file says (`modeling_qwen3_5_moe.py`).
-        mixture.renormalised = true;
+        mixture.renormalized = true;
     }
     Ok(decoder)
 }

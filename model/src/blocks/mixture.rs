@@ -30,7 +30,7 @@ pub struct MixtureConfig {
     pub intermediate: usize,
     /// Whether the router's weights of a token's chosen experts are scaled to add up to 1.
     #[serde(rename = "norm_topk_prob")]
-    pub renormalised: bool,
+    pub renormalized: bool,
     /// In each group of `step` layers, only the last layer has experts.
     #[serde(rename = "decoder_sparse_step")]
     pub step: usize,
@@ -75,7 +75,7 @@ pub struct Mixture {
     gate_up: Weight<'static>, // [held * 2 * intermediate, hidden]
     down: Weight<'static>,    // [held * hidden, intermediate]
     top: usize,
-    renormalised: bool,
+    renormalized: bool,
     loads: Tensor<'static>, // [experts] u32
     shared: Option<SharedExpert>,
 }
@@ -116,12 +116,12 @@ impl Mixture {
         share: MixtureShare,
         loads: Tensor<'static>,
     ) -> Result<Self, WeightError> {
-        let &MixtureConfig { experts, top, renormalised, .. } = config;
+        let &MixtureConfig { experts, top, renormalized, .. } = config;
         let router = map.router(&format!("{name}.gate.weight"), [experts, hidden], top)?;
         let held = share.experts;
         let [gate_up, down] = map.experts(&format!("{name}.experts"), held, (hidden, config.intermediate))?;
         let shared = share.shared.map(|width| SharedExpert::claim(map, name, hidden, width)).transpose()?;
-        Ok(Mixture { router, held, gate_up, down, top, renormalised, loads, shared })
+        Ok(Mixture { router, held, gate_up, down, top, renormalized, loads, shared })
     }
 
     /// The activation format that the experts read directly, without rounding the rows first. The
@@ -143,8 +143,8 @@ impl Mixture {
         normed: &mut Activations<'_>,
         slots: Option<&Tensor<'_>>,
     ) -> Result<GatedRows<'s>, KernelError> {
-        let Mixture { top, renormalised, .. } = *self;
-        let router = Router { weight: &self.router, top, renormalised, loads: &self.loads, slots };
+        let Mixture { top, renormalized, .. } = *self;
+        let router = Router { weight: &self.router, top, renormalized, loads: &self.loads, slots };
         let routing = scope.rms_norm_route(hidden, norm, normed, router)?.held(self.held);
         let format = ActivationFormat::of(self.down.wants());
         let rows = scope.gated_experts_as(&*normed, &self.gate_up, &routing, format)?;

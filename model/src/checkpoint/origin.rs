@@ -50,7 +50,7 @@ impl CheckpointOrigin {
     /// The errors of [`GgufFile::open`]. [`CheckpointError::Hub`] for the id, the cache or the
     /// download. [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`] if the index of
     /// the weight files is not valid.
-    pub fn bring(self, watch: &dyn FetchWatch) -> Result<CheckpointSource, CheckpointError> {
+    pub fn fetch(self, watch: &dyn FetchWatch) -> Result<CheckpointSource, CheckpointError> {
         // `watch` is unused without the feature `hub`.
         let _ = watch;
         match self {
@@ -61,11 +61,11 @@ impl CheckpointOrigin {
         }
     }
 
-    /// Like [`bring`](Self::bring), but does not fetch weights.
+    /// Like [`fetch`](Self::bring), but does not fetch weights.
     ///
     /// # Errors
-    /// See [`bring`](Self::bring).
-    pub fn bring_settings(self) -> Result<CheckpointSource, CheckpointError> {
+    /// See [`fetch`](Self::bring).
+    pub fn fetch_settings(self) -> Result<CheckpointSource, CheckpointError> {
         match self {
             CheckpointOrigin::Local(source) => Ok(source),
             CheckpointOrigin::Gguf(path, known) => Ok(CheckpointSource::Gguf(Arc::new(GgufFile::open(&path, known)?))),

@@ -34,7 +34,7 @@ pub struct Shard {
 pub(super) struct StoredTensor {
     /// The storage and the type that the elements are read as, or the name
     /// of an unsupported storage.
-    pub stored: Result<(Stored, TensorType), Unread>,
+    pub stored: Result<(Stored, TensorType), UnsupportedStorage>,
     pub shape: Vec<usize>,
     /// Byte range in the file.
     pub bytes: Range<usize>,
@@ -61,7 +61,7 @@ pub(super) struct RawTensor<'a> {
 
 /// A storage that is not supported.
 #[derive(Clone, Debug)]
-pub(super) enum Unread {
+pub(super) enum UnsupportedStorage {
     /// The name of an element type.
     Type(String),
     /// The name of a ggml type.
@@ -135,8 +135,8 @@ impl Shard {
                 let (first, packed) = ([0; 2], None);
                 Ok(TensorInfo { dtype, stored, shape, bytes, second, order, change, pitch, first, packed })
             }
-            Err(Unread::Type(found)) => Err(CheckpointError::TensorType { tensor, found: found.clone() }),
-            Err(Unread::Blocks(found)) => Err(CheckpointError::BlockType { tensor, found: found.clone() }),
+            Err(UnsupportedStorage::Type(found)) => Err(CheckpointError::TensorType { tensor, found: found.clone() }),
+            Err(UnsupportedStorage::Blocks(found)) => Err(CheckpointError::BlockType { tensor, found: found.clone() }),
         })
     }
 
@@ -146,7 +146,7 @@ impl Shard {
         let kind = match stored {
             Ok((Stored::Plain(dtype), _)) => format!("{dtype:?}"),
             Ok((stored, _)) => format!("{stored:?}"),
-            Err(Unread::Type(name) | Unread::Blocks(name)) => name.clone(),
+            Err(UnsupportedStorage::Type(name) | UnsupportedStorage::Blocks(name)) => name.clone(),
         };
         Some(RawTensor { kind, shape, bytes: &self.content.bytes()[bytes.clone()] })
     }
@@ -156,7 +156,7 @@ impl Shard {
 fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
     let place = |name: String| {
         let info = metadata.info(&name)?;
-        let dtype = TensorType::of(info.dtype).ok_or_else(|| Unread::Type(format!("{:?}", info.dtype)));
+        let dtype = TensorType::of(info.dtype).ok_or_else(|| UnsupportedStorage::Type(format!("{:?}", info.dtype)));
         let stored = dtype.map(|dtype| (Stored::Plain(dtype), dtype));
         let (start, end) = info.data_offsets;
         let bytes = data + start..data + end;

@@ -61,7 +61,7 @@ impl<'a> BmpFile<'a> {
             (word(header, 4)? as i32, word(header, 8)? as i32, half(header, 14)?)
         };
         let stated = |at: usize| if at + 4 <= header_bytes { word(header, at) } else { Some(0) };
-        let (mut compression, colours) = if is_core { (PLAIN, 0) } else { (stated(16)?, stated(32)?) };
+        let (mut compression, colors) = if is_core { (PLAIN, 0) } else { (stated(16)?, stated(32)?) };
         let mut masks = [0; 4];
         if matches!(compression, MASKS | MASKS_WITH_ALPHA) {
             let channels = if header_bytes >= 56 || compression == MASKS_WITH_ALPHA { 4 } else { 3 };
@@ -74,14 +74,14 @@ impl<'a> BmpFile<'a> {
             masks = [0xff_0000, 0xff00, 0xff, 0xff00_0000]; // the masks that Pillow assumes
         }
         let palette_step = if is_core { 3 } else { 4 };
-        let colours = if bits > 8 { 0 } else { (colours as usize).min(256) };
-        let colours = if colours == 0 && bits <= 8 { 1 << bits } else { colours };
+        let colors = if bits > 8 { 0 } else { (colors as usize).min(256) };
+        let colors = if colors == 0 && bits <= 8 { 1 << bits } else { colors };
         let masks_bytes = if header_bytes == 40 && compression == MASKS { 12 } else { 0 };
         let palette = header.get(header_bytes + masks_bytes..)?;
         let pixels_at = (word(encoded, 10)? as usize).max(14 + header_bytes);
         // Some programs state the end of the header as the position of the pixels,
         // although a palette follows.
-        let pixels_at = if pixels_at == 14 + header_bytes { pixels_at + palette_step * colours } else { pixels_at };
+        let pixels_at = if pixels_at == 14 + header_bytes { pixels_at + palette_step * colors } else { pixels_at };
         Some(BmpFile {
             width: usize::try_from(width).ok()?,
             height: height.unsigned_abs() as usize,
@@ -89,7 +89,7 @@ impl<'a> BmpFile<'a> {
             bits: bits as usize,
             compression,
             masks,
-            palette: &palette[..palette.len().min(palette_step * colours)],
+            palette: &palette[..palette.len().min(palette_step * colors)],
             palette_step,
             pixels: encoded.get(pixels_at..)?,
         })
@@ -111,8 +111,8 @@ impl<'a> BmpFile<'a> {
         // Pillow 13 ignores an alpha channel of a single bit.
         let [red, green, blue, alpha] = self.masks;
         let alpha = if alpha.count_ones() > 1 { alpha } else { 0 };
-        let colour = [level(red), level(green), level(blue)];
-        if alpha == 0 { colour } else { rgb_on_white(colour, level(alpha)) }
+        let color = [level(red), level(green), level(blue)];
+        if alpha == 0 { color } else { rgb_on_white(color, level(alpha)) }
     }
 
     /// Decodes one row, which the file pads to a multiple of 4 bytes.
@@ -122,7 +122,7 @@ impl<'a> BmpFile<'a> {
             _ => BmpFile { ..*self },
         };
         for (x, pixel) in pixels.chunks_exact_mut(3).enumerate() {
-            let colour = match self.bits {
+            let color = match self.bits {
                 16 => masks.masked(u16::from_le_bytes([row[2 * x], row[2 * x + 1]]).into()),
                 32 if self.compression == MASKS => {
                     masks.masked(u32::from_le_bytes([row[4 * x], row[4 * x + 1], row[4 * x + 2], row[4 * x + 3]]))
@@ -136,7 +136,7 @@ impl<'a> BmpFile<'a> {
                     self.indexed(row[x * bits / 8] >> shift & ((1u16 << bits) - 1) as u8)
                 }
             };
-            pixel.copy_from_slice(&colour);
+            pixel.copy_from_slice(&color);
         }
     }
 

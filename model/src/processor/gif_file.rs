@@ -18,7 +18,7 @@ pub(super) struct GifFile<'a> {
     /// Index of the transparent color.
     transparent: Option<u8>,
     /// Red, green and blue of each index. May be empty.
-    colours: &'a [u8],
+    colors: &'a [u8],
     /// Offset of the byte with the shortest code size, which the pixels follow.
     pixels_at: usize,
 }
@@ -69,21 +69,21 @@ impl<'a> GifFile<'a> {
             screen_height: screen_height.max(top + height),
             is_interlaced: flags & 0x40 != 0,
             transparent,
-            colours: encoded.get(table..table + table_bytes)?,
+            colors: encoded.get(table..table + table_bytes)?,
             pixels_at: at + 10 + own_bytes,
         })
     }
 
     /// Color of an index: white if the index is transparent. Without a palette, an index
     /// is a gray level.
-    fn colour(&self, index: u8) -> [u8; 3] {
+    fn color(&self, index: u8) -> [u8; 3] {
         if self.transparent == Some(index) {
             return [255; 3];
         }
-        if self.colours.is_empty() {
+        if self.colors.is_empty() {
             return [index; 3];
         }
-        self.colours.chunks_exact(3).nth(index.into()).map_or([0; 3], |colour| [colour[0], colour[1], colour[2]])
+        self.colors.chunks_exact(3).nth(index.into()).map_or([0; 3], |color| [color[0], color[1], color[2]])
     }
 
     /// Indices of the frame, in the order of the file. `None` if some are missing.
@@ -137,19 +137,19 @@ impl FileDecoder for GifFile<'_> {
 
     fn decode(&self) -> Option<Vec<u8>> {
         let indices = self.indices()?;
-        let mut colours = [[0; 3]; 256];
-        for (index, colour) in (0..=255).zip(&mut colours) {
-            *colour = self.colour(index);
+        let mut colors = [[0; 3]; 256];
+        for (index, color) in (0..=255).zip(&mut colors) {
+            *color = self.color(index);
         }
         // Around the frame, Pillow shows the transparent color, or the first color if there
         // is no transparent color.
-        let ground = colours[usize::from(self.transparent.unwrap_or(0))];
+        let ground = colors[usize::from(self.transparent.unwrap_or(0))];
         let mut pixels = vec![0; 3 * self.screen_width * self.screen_height];
         pixels.chunks_exact_mut(3).for_each(|pixel| pixel.copy_from_slice(&ground));
         for (row, y) in indices.chunks_exact(self.width.max(1)).zip(self.rows()) {
             let start = 3 * ((self.top + y) * self.screen_width + self.left);
             for (pixel, index) in pixels[start..].chunks_exact_mut(3).zip(row) {
-                pixel.copy_from_slice(&colours[usize::from(*index)]);
+                pixel.copy_from_slice(&colors[usize::from(*index)]);
             }
         }
         Some(pixels)

@@ -6,15 +6,15 @@
 /// (`multimodal/image.py`, `rgba_to_rgb`) show transparent pixels. These projects use
 /// `Image.alpha_composite` or `Image.paste` with a mask. Both give equal results for all 65,536
 /// pairs of level and alpha.
-pub(super) fn on_white(level: u8, alpha: u8) -> u8 {
+pub(super) fn blend_with_white(level: u8, alpha: u8) -> u8 {
     let (level, alpha) = (u32::from(level), u32::from(alpha));
     let sum = level * alpha + 255 * (255 - alpha) + 128;
     (((sum >> 8) + sum) >> 8) as u8
 }
 
 /// Blends a color with white by its `alpha`.
-pub(super) fn rgb_on_white(colour: [u8; 3], alpha: u8) -> [u8; 3] {
-    colour.map(|level| on_white(level, alpha))
+pub(super) fn rgb_on_white(color: [u8; 3], alpha: u8) -> [u8; 3] {
+    color.map(|level| blend_with_white(level, alpha))
 }
 
 /// Undoes the multiplication of a level by its alpha (`Unpack.c`, `unpackRGBa`).
@@ -40,7 +40,7 @@ pub(super) fn printed(inks: [u8; 3], light: u8) -> [u8; 3] {
 pub(super) fn to_rgb(raw: Vec<u8>, channels: usize) -> Option<Vec<u8>> {
     Some(match channels {
         1 => raw.iter().flat_map(|&grey| [grey; 3]).collect(),
-        2 => raw.chunks_exact(2).flat_map(|pixel| [on_white(pixel[0], pixel[1]); 3]).collect(),
+        2 => raw.chunks_exact(2).flat_map(|pixel| [blend_with_white(pixel[0], pixel[1]); 3]).collect(),
         3 => raw,
         4 => narrow(raw, |pixel| rgb_on_white([pixel[0], pixel[1], pixel[2]], pixel[3])),
         _ => return None,
@@ -52,8 +52,8 @@ pub(super) fn to_rgb(raw: Vec<u8>, channels: usize) -> Option<Vec<u8>> {
 pub(super) fn narrow(mut raw: Vec<u8>, rgb: impl Fn(&[u8]) -> [u8; 3]) -> Vec<u8> {
     let pixels = raw.len() / 4;
     for pixel in 0..pixels {
-        let colour = rgb(&raw[pixel * 4..][..4]);
-        raw[pixel * 3..][..3].copy_from_slice(&colour);
+        let color = rgb(&raw[pixel * 4..][..4]);
+        raw[pixel * 3..][..3].copy_from_slice(&color);
     }
     raw.truncate(pixels * 3);
     raw
@@ -66,10 +66,13 @@ mod tests {
     #[test]
     fn alpha_is_blended_with_white_as_in_pillow() {
         for level in [0, 1, 127, 200, 255] {
-            assert_eq!((on_white(level, 255), on_white(level, 0)), (level, 255));
+            assert_eq!((blend_with_white(level, 255), blend_with_white(level, 0)), (level, 255));
         }
         // Results of Pillow 13's `Image.alpha_composite` of these pairs on white.
-        assert_eq!([on_white(0, 128), on_white(10, 1), on_white(77, 200), on_white(254, 127)], [127, 254, 115, 255]);
+        assert_eq!(
+            [blend_with_white(0, 128), blend_with_white(10, 1), blend_with_white(77, 200), blend_with_white(254, 127)],
+            [127, 254, 115, 255]
+        );
     }
 
     #[test]

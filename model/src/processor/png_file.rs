@@ -48,7 +48,7 @@ impl<'a> Iterator for Chunks<'a> {
 
 impl<'a> PngFile<'a> {
     pub fn open(encoded: &'a [u8]) -> Result<Self, Refusal> {
-        let Some((b"IHDR", &[w0, w1, w2, w3, h0, h1, h2, h3, _, colour, ..], true)) = chunks(encoded).next() else {
+        let Some((b"IHDR", &[w0, w1, w2, w3, h0, h1, h2, h3, _, color, ..], true)) = chunks(encoded).next() else {
             return Err(BROKEN_HEADER);
         };
         let has_transparency = || {
@@ -56,7 +56,7 @@ impl<'a> PngFile<'a> {
                 .take_while(|(name, ..)| *name != b"IDAT")
                 .any(|(name, _, is_whole)| name == b"tRNS" && is_whole)
         };
-        let channels = match colour {
+        let channels = match color {
             0 => 1 + u64::from(has_transparency()),
             2 | 3 => 3 + u64::from(has_transparency()),
             4 => 2,

@@ -56,14 +56,14 @@ impl Samples {
             6 => Space::YCbCr,
             5 => return Err(Refusal::Unsupported("inks other than cyan, magenta, yellow and black")),
             4 => return Err(Refusal::Unsupported("a transparency mask as picture")),
-            8..=10 => return Err(Refusal::Unsupported("CIELab colours")),
-            32_803 => return Err(Refusal::Unsupported("raw colours of a camera's sensor")),
-            32_844 | 32_845 => return Err(Refusal::Unsupported("SGI LogLuv colours")),
-            _ => return Err(Refusal::Unsupported("unknown colours")),
+            8..=10 => return Err(Refusal::Unsupported("CIELab colors")),
+            32_803 => return Err(Refusal::Unsupported("raw colors of a camera's sensor")),
+            32_844 | 32_845 => return Err(Refusal::Unsupported("SGI LogLuv colors")),
+            _ => return Err(Refusal::Unsupported("unknown colors")),
         };
-        let colours = Samples::colours_of(space) as u64;
+        let colors = Samples::colours_of(space) as u64;
         let count = directory.first(SAMPLES).unwrap_or(if space == Space::YCbCr { 3 } else { 1 });
-        if count < colours || count > SAMPLES_MAX {
+        if count < colors || count > SAMPLES_MAX {
             return Err(BROKEN_HEADER);
         }
         let bits = directory.first(BITS).unwrap_or(1);
@@ -83,7 +83,7 @@ impl Samples {
             return Err(Refusal::Unsupported("floating-point or complex levels"));
         }
         let extra = directory.first(EXTRA_SAMPLES);
-        let alpha = match (extra, count - colours) {
+        let alpha = match (extra, count - colors) {
             (_, 0) => None,
             (Some(1), _) => Some(Alpha::Multiplied),
             // A single extra sample without a stated meaning is alpha. Corel Draw
@@ -163,8 +163,8 @@ impl Samples {
         }
         if self.alpha == Some(Alpha::Multiplied) && self.space != Space::Palette {
             for pixel in levels.chunks_exact_mut(used) {
-                if let [colours @ .., alpha] = pixel {
-                    colours.iter_mut().for_each(|level| *level = unmultiplied(*level, *alpha));
+                if let [colors @ .., alpha] = pixel {
+                    colors.iter_mut().for_each(|level| *level = unmultiplied(*level, *alpha));
                 }
             }
         }
@@ -174,8 +174,8 @@ impl Samples {
             Space::Palette => {
                 let palette = palette(directory, self.bits)?;
                 let shown = |pixel: &[u8]| {
-                    let colour = palette[usize::from(pixel[0])];
-                    if self.alpha.is_some() { rgb_on_white(colour, pixel[1]) } else { colour }
+                    let color = palette[usize::from(pixel[0])];
+                    if self.alpha.is_some() { rgb_on_white(color, pixel[1]) } else { color }
                 };
                 Some(levels.chunks_exact(used).flat_map(shown).collect())
             }
@@ -187,11 +187,11 @@ impl Samples {
 /// `None` if some are missing.
 fn palette(directory: &Directory<'_>, bits: usize) -> Option<[[u8; 3]; 256]> {
     let map = directory.entry(COLOUR_MAP)?;
-    let colours = 1 << bits;
+    let colors = 1 << bits;
     let mut palette = [[0; 3]; 256];
-    for (index, colour) in (0..colours).zip(&mut palette) {
-        for (channel, level) in (0..).zip(colour) {
-            *level = (directory.number(&map, index + channel * colours)? >> 8) as u8;
+    for (index, color) in (0..colors).zip(&mut palette) {
+        for (channel, level) in (0..).zip(color) {
+            *level = (directory.number(&map, index + channel * colors)? >> 8) as u8;
         }
     }
     Some(palette)

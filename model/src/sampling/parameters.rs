@@ -99,7 +99,7 @@ impl SamplingParams {
     }
 
     /// Whether a penalty reads the tokens that were produced.
-    pub(super) fn penalises(&self) -> bool {
+    pub(super) fn penalizes(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }

@@ -129,7 +129,7 @@ impl Sampler {
 
     /// Whether the sampler reads the tokens produced so far, so that [`Past::at`] is not enough.
     pub fn reads_past(&self) -> bool {
-        self.params.penalises() || self.grammar.is_some()
+        self.params.penalizes() || self.grammar.is_some()
     }
 
     /// Whether the sampler also reads the prompt.

@@ -106,8 +106,8 @@ impl<'a> Scores<'a> {
 
 impl Scored {
     /// Whether [`finish`](Scored::finish) would return without waiting.
-    pub fn has_come(&self) -> bool {
-        self.results.has_come()
+    pub fn is_ready(&self) -> bool {
+        self.results.is_ready()
     }
 
     /// Waits for the scores of `wanted`, as given to [`begin`](Scores::begin). A score is `None` if

@@ -21,7 +21,7 @@ use super::python_value::display;
 use super::reply_format::ReplyFormat;
 use super::special_guard::SpecialGuard;
 use super::strftime::strftime;
-use super::template_meter::{MeterLimits, TooHeavy};
+use super::template_meter::{MeterLimits, SizeLimitExceeded};
 use super::template_metering::metered;
 use super::template_source::{DEFAULT_TEMPLATE, TemplateSources};
 
@@ -381,7 +381,7 @@ impl ChatTemplate {
             }
             if let Some(error) = inner.downcast_ref::<Error>() {
                 line = error.line().unwrap_or(line);
-                if let Some(heavy) = error.source().and_then(|source| source.downcast_ref::<TooHeavy>()) {
+                if let Some(heavy) = error.source().and_then(|source| source.downcast_ref::<SizeLimitExceeded>()) {
                     return TextError::TemplateMemory { line, bytes_max: heavy.bytes_max };
                 }
                 if error.kind() == ErrorKind::OutOfFuel {

@@ -21,7 +21,7 @@ pub fn describe_tools(messages: &[Message], tools: &[Value]) -> Vec<Message> {
                 Some(results) => results.content.push(Part::Text(format!("\n{}", response(message)))),
                 None => described.push(Message::text(Role::User, response(message))),
             },
-            _ => described.push(Message { role: message.role, content: said(message) }),
+            _ => described.push(Message { role: message.role, content: content_of(message) }),
         }
     }
     if tools.is_empty() {
@@ -57,7 +57,7 @@ fn is_of_results(message: &Message) -> bool {
 }
 
 /// The parts of a message, with calls converted to text.
-fn said(message: &Message) -> Vec<Part> {
+fn content_of(message: &Message) -> Vec<Part> {
     let mut is_first = !message.texts().any(|text| !text.is_empty());
     let parts = message.content.iter().map(|part| match part {
         Part::ToolCall(call) => {
@@ -96,14 +96,17 @@ mod tests {
             Message::text(Role::User, "Thanks"),
         ];
         let described = describe_tools(&messages, std::slice::from_ref(&tool));
-        let told: Vec<(Role, String)> =
+        let texts: Vec<(Role, String)> =
             described.iter().map(|message| (message.role, message.texts().collect())).collect();
-        assert!(told[0].1.starts_with("Be brief.\n\n# Tools\n") && told[0].1.contains(&tool.to_string()), "{told:?}");
+        assert!(
+            texts[0].1.starts_with("Be brief.\n\n# Tools\n") && texts[0].1.contains(&tool.to_string()),
+            "{texts:?}"
+        );
         let called = "<tool_call>\n{\"name\":\"clock\",\"arguments\":{\"zone\":\"a\"}}\n</tool_call>\n<tool_call>\n";
-        assert!(told[2].1.starts_with(called), "{told:?}");
+        assert!(texts[2].1.starts_with(called), "{texts:?}");
         let results = "<tool_response>\n1:00\n</tool_response>\n<tool_response>\n2:00\n</tool_response>";
-        assert_eq!(told[3], (Role::User, results.to_owned()));
-        assert_eq!(told[4], (Role::User, "Thanks".to_owned()));
+        assert_eq!(texts[3], (Role::User, results.to_owned()));
+        assert_eq!(texts[4], (Role::User, "Thanks".to_owned()));
         assert_eq!(describe_tools(&messages[1..2], &[tool])[0].role, Role::System);
     }
 }

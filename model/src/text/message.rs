@@ -194,13 +194,13 @@ impl Message {
         map.serialize_entry("role", &self.role)?;
         if in_parts || self.images() + self.videos() > 0 {
             let is_said = |part: &&Part| !matches!(part, Part::ToolCall(_) | Part::Reasoning(_) | Part::ResultOf(_));
-            let mut said: Vec<_> = self.content.iter().filter(is_said).collect();
+            let mut parts: Vec<_> = self.content.iter().filter(is_said).collect();
             // The list is never empty, because templates read the first part's type.
             let empty = Part::Text(String::new());
-            if said.is_empty() {
-                said.push(&empty);
+            if parts.is_empty() {
+                parts.push(&empty);
             }
-            map.serialize_entry("content", &said)?;
+            map.serialize_entry("content", &parts)?;
         } else {
             map.serialize_entry("content", &self.texts().collect::<String>())?;
         }

@@ -18,16 +18,16 @@ impl PlaceholderTexts {
     /// and joins all text into one string. A template of the family that reads lists of parts
     /// writes the same text.
     pub(super) fn write(&self, message: &Message) -> Message {
-        let (mut said, mut rest) = (String::new(), Vec::new());
+        let (mut joined, mut rest) = (String::new(), Vec::new());
         for part in message.with_lines().content {
             match part {
-                Part::Text(text) => said += &text,
-                Part::Image => said.extend([self.before, self.image, self.after]),
-                Part::Video => said.extend([self.before, self.video, self.after]),
+                Part::Text(text) => joined += &text,
+                Part::Image => joined.extend([self.before, self.image, self.after]),
+                Part::Video => joined.extend([self.before, self.video, self.after]),
                 part @ (Part::Reasoning(_) | Part::ToolCall(_) | Part::ResultOf(_)) => rest.push(part),
             }
         }
-        rest.insert(0, Part::Text(said));
+        rest.insert(0, Part::Text(joined));
         Message { role: message.role, content: rest }
     }
 }

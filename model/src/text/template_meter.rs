@@ -44,20 +44,20 @@ struct Made(u64);
 
 /// The cause of a minijinja error when a template exceeds a limit.
 #[derive(Debug)]
-pub(super) struct TooHeavy {
+pub(super) struct SizeLimitExceeded {
     pub bytes_max: u64,
 }
 
-impl fmt::Display for TooHeavy {
+impl fmt::Display for SizeLimitExceeded {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "more than {} bytes", self.bytes_max)
     }
 }
 
-impl std::error::Error for TooHeavy {}
+impl std::error::Error for SizeLimitExceeded {}
 
 fn too_heavy(bytes_max: u64) -> Error {
-    Error::new(ErrorKind::InvalidOperation, "too many bytes").with_source(TooHeavy { bytes_max })
+    Error::new(ErrorKind::InvalidOperation, "too many bytes").with_source(SizeLimitExceeded { bytes_max })
 }
 
 impl MeterLimits {
@@ -73,14 +73,14 @@ impl MeterLimits {
     }
 
     fn meter(self, state: &mut State, value: Value) -> Result<Value, Error> {
-        let bytes = self.weigh(&value, 0, &mut |_| false)?;
+        let bytes = self.size_of(&value, 0, &mut |_| false)?;
         self.add(state, bytes)?;
         Ok(value)
     }
 
     /// Bytes of a value, including nested values. A value that occurs several times
     /// is counted each time.
-    fn weigh(self, value: &Value, depth: usize, refused: &mut dyn FnMut(&Value) -> bool) -> Result<u64, Error> {
+    fn size_of(self, value: &Value, depth: usize, refused: &mut dyn FnMut(&Value) -> bool) -> Result<u64, Error> {
         if refused(value) {
             return Err(Error::new(ErrorKind::InvalidOperation, "a namespace cannot hold a namespace"));
         }
@@ -96,14 +96,14 @@ impl MeterLimits {
                 // A sequence that knows its length is refused without iterating.
                 self.check((value.len().unwrap_or(0) as u64).saturating_mul(ENTRY_BYTES))?;
                 for item in value.try_iter()? {
-                    bytes += self.weigh(&item, depth + 1, refused)?;
+                    bytes += self.size_of(&item, depth + 1, refused)?;
                     self.check(bytes)?;
                 }
             }
             ValueKind::Map => {
                 for key in value.try_iter()? {
-                    bytes += self.weigh(&key, depth + 1, refused)?;
-                    bytes += self.weigh(&value.get_item(&key)?, depth + 1, refused)?;
+                    bytes += self.size_of(&key, depth + 1, refused)?;
+                    bytes += self.size_of(&value.get_item(&key)?, depth + 1, refused)?;
                     self.check(bytes)?;
                 }
             }
@@ -127,7 +127,7 @@ impl MeterLimits {
         let count = u64::try_from(i64::try_from(many.1.clone())?.max(0)).unwrap_or(0);
         let bytes = match many.0.as_str() {
             Some(text) => (text.len() as u64).saturating_mul(count),
-            None => self.weigh(many.0, 0, &mut |_| false)?.saturating_mul(count),
+            None => self.size_of(many.0, 0, &mut |_| false)?.saturating_mul(count),
         };
         self.check(bytes)?;
         self.add(state, bytes)?;
@@ -159,7 +159,7 @@ impl MeterLimits {
         let joiner = joiner.and_then(Value::as_str).map_or(0, str::len) as u64;
         let mut bytes = 0;
         for item in items {
-            bytes += joiner + self.weigh(&item, 0, &mut |_| false)?;
+            bytes += joiner + self.size_of(&item, 0, &mut |_| false)?;
             self.check(bytes)?;
         }
         Ok(())
@@ -176,7 +176,7 @@ impl MeterLimits {
         // Padding to a width of four digits, with four bytes per fill character.
         let mut largest = 40_000;
         for argument in &arguments[1..] {
-            largest = largest.max(self.weigh(argument, 0, &mut |_| false)?);
+            largest = largest.max(self.size_of(argument, 0, &mut |_| false)?);
         }
         let places = text.bytes().filter(|byte| matches!(byte, b'%' | b'{')).count() as u64;
         self.check((text.len() as u64).saturating_add(places.saturating_mul(largest)))
@@ -246,7 +246,7 @@ impl MeterLimits {
     fn install_operators(self, environment: &mut Environment<'_>) {
         environment.add_filter(METER, move |state: &mut State, value: Value| self.meter(state, value));
         environment.add_filter(KEEP, move |value: Value| {
-            self.weigh(&value, 0, &mut is_namespace)?;
+            self.size_of(&value, 0, &mut is_namespace)?;
             Ok::<_, Error>(value)
         });
         environment
@@ -265,7 +265,7 @@ impl MeterLimits {
             if value.kind() == ValueKind::String {
                 return Ok(value);
             }
-            self.weigh(&value, 0, &mut |_| false)?;
+            self.size_of(&value, 0, &mut |_| false)?;
             Ok::<_, Error>(Value::from(display(&value)))
         });
         environment.add_filter(ABSENT, |value: Value| if value.is_undefined() { Value::from(()) } else { value });
@@ -292,7 +292,7 @@ impl MeterLimits {
                 let arguments = arguments.into_values();
                 if is_kept {
                     for argument in arguments.iter() {
-                        self.weigh(argument, 0, &mut is_namespace)?;
+                        self.size_of(argument, 0, &mut is_namespace)?;
                     }
                 }
                 let made = function.call(state, &of_pairs(&arguments)?)?;
@@ -326,7 +326,7 @@ impl MeterLimits {
             environment.add_filter(name, move |state: &mut State, arguments: Rest<ValueOrKwargs>| {
                 let arguments = arguments.into_values();
                 if let Some(printed) = arguments.first().filter(|value| value.kind() != ValueKind::String) {
-                    self.weigh(printed, 0, &mut |_| false)?;
+                    self.size_of(printed, 0, &mut |_| false)?;
                 }
                 self.check_before(name, &arguments)?;
                 let made = filter(&arguments)?;

@@ -117,7 +117,7 @@ impl WeightMap<'_> {
             return Ok(None);
         }
         let is_whole = |group: usize| [columns, in_features.first].iter().all(|at| at.is_multiple_of(group));
-        if let WeightFormats::Made(scheme) = self.formats.formats() {
+        if let WeightFormats::Requested(scheme) = self.formats.formats() {
             let group = int4::GROUPS.into_iter().find(|group| is_whole(*group));
             let (true, true, Some(group)) = (scheme.is_int4(), self.formats.is_in_decoder(), group) else {
                 return Ok(None);

@@ -55,11 +55,14 @@ impl<'c> ModuleFormats<'c> {
     /// [`WeightError::PartlyQuantized`].
     pub fn of<'n>(&self, modules: impl IntoIterator<Item = &'n str>) -> Result<Option<Quantized>, WeightError> {
         let found = match &self.formats {
-            WeightFormats::Plain | WeightFormats::Packed(_) => None,
-            WeightFormats::Made(scheme) => self.is_in_decoder.then_some(Quantized { scheme: *scheme, stored: None }),
+            WeightFormats::Unquantized | WeightFormats::Packed(_) => None,
+            WeightFormats::Requested(scheme) => {
+                self.is_in_decoder.then_some(Quantized { scheme: *scheme, stored: None })
+            }
             WeightFormats::Stored(stored) => {
-                let is_plain =
-                    |name: &str| stored.plain.has(name) || !self.is_in_decoder && self.is_found_plain(name, stored);
+                let is_plain = |name: &str| {
+                    stored.plain.has(name) || !self.is_in_decoder && self.is_unquantized_in_file(name, stored)
+                };
                 let (plain, rounded): (Vec<_>, Vec<_>) = modules.into_iter().partition(|name| is_plain(name));
                 if let (Some(name), Some(other)) = (rounded.first(), plain.first()) {
                     let (name, other) = ((*name).to_owned(), (*other).to_owned());
@@ -77,7 +80,7 @@ impl<'c> ModuleFormats<'c> {
     /// unquantized. If the file is not available, the module is assumed to be unquantized if
     /// ModelOpt quantized the checkpoint or after
     /// [`expect_plain_tower`](Self::expect_plain_tower).
-    fn is_found_plain(&self, module: &str, stored: &StoredQuantization) -> bool {
+    fn is_unquantized_in_file(&self, module: &str, stored: &StoredQuantization) -> bool {
         let (weight, tensors) = (format!("{module}.weight"), &self.checkpoint.tensors);
         if tensors.random(&weight, 0).is_some() {
             return self.is_tower_plain || stored.method == QuantizationMethod::ModelOpt;

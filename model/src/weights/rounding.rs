@@ -155,12 +155,12 @@ mod tests {
 
     #[test]
     fn parts_end_with_the_first_that_fails() {
-        let mut heard = 0;
+        let mut received = 0;
         let each = |_: &[u8]| {
-            heard += 1;
-            if heard == 2 { Err("full") } else { Ok(()) }
+            received += 1;
+            if received == 2 { Err("full") } else { Ok(()) }
         };
         let outcome = rounded_parts(&[0; 40], (DType::F32, DType::F16), 3, &mut Vec::new(), each);
-        assert_eq!((outcome, heard), (Err("full"), 2));
+        assert_eq!((outcome, received), (Err("full"), 2));
     }
 }

@@ -60,7 +60,7 @@ impl Copy {
 
     /// Changes a tensor's entry in a safetensors header, and renames the tensor to `name`.
     /// The data stays unchanged.
-    pub fn retell(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut Value)) -> Self {
+    pub fn edit_header(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut Value)) -> Self {
         self.rewrite(file, |header, _| {
             let mut entry = header.as_object_mut().expect("an object").remove(tensor).expect("the tensor");
             change(&mut entry);

@@ -222,7 +222,7 @@ fn a_missing_draft_head_is_refused_with_a_hint() {
 
 #[test]
 fn an_unsupported_draft_head_is_refused_by_name() {
-    for (key, value, said) in [
+    for (key, value, expected) in [
         ("mtp_num_hidden_layers", json!(2), "config.json: mtp_num_hidden_layers is 2; supported: 1"),
         (
             "mtp_use_dedicated_embeddings",
@@ -231,7 +231,7 @@ fn an_unsupported_draft_head_is_refused_by_name() {
         ),
     ] {
         let copy = Copy::of(QWEN3_5).set("config.json", &["text_config", key], value);
-        assert_eq!(refused(copy.open()).to_string(), said);
+        assert_eq!(refused(copy.open()).to_string(), expected);
         Model::plan(&copy.open(), &CPU).expect("the model is planned without its head");
     }
     let none = Copy::of(QWEN3_5).set("config.json", &["text_config", "mtp_num_hidden_layers"], Value::Null);
@@ -240,14 +240,14 @@ fn an_unsupported_draft_head_is_refused_by_name() {
 
 #[test]
 fn broken_draft_head_tensors_are_refused_by_name() {
-    let swapped = Copy::of(QWEN3_5_MOE).retell("model.safetensors", "mtp.fc.weight", "mtp.fc.weight", |entry| {
+    let swapped = Copy::of(QWEN3_5_MOE).edit_header("model.safetensors", "mtp.fc.weight", "mtp.fc.weight", |entry| {
         entry["shape"] = json!([128, 64]);
     });
-    let said = "tensor mtp.fc.weight has shape [128, 64], but config.json asks for [64, 128]";
-    assert_eq!(refused(swapped.open()).to_string(), said);
+    let message = "tensor mtp.fc.weight has shape [128, 64], but config.json asks for [64, 128]";
+    assert_eq!(refused(swapped.open()).to_string(), message);
     Model::plan(&swapped.open(), &CPU).expect("tensors of a head that is not loaded stay unread");
     for name in ["mtp.norm.weight", "mtp.layers.0.self_attn.q_norm.weight"] {
-        let renamed = Copy::of(QWEN3_5_MOE).retell("model.safetensors", name, "mtp.unknown", |_| {});
+        let renamed = Copy::of(QWEN3_5_MOE).edit_header("model.safetensors", name, "mtp.unknown", |_| {});
         let error = refused(renamed.open()).to_string();
         assert!(error.contains(name), "{error}");
     }

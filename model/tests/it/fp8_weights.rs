@@ -139,7 +139,7 @@ fn unsupported_fp8_settings_are_refused_by_name() {
 
 /// The error of a copy whose tensor `name` has a changed header entry under the same name.
 fn error_of(folder: &str, name: &str, change: impl FnOnce(&mut Value)) -> String {
-    let error = Copy::of(folder).retell(FILE, name, name, change).error();
+    let error = Copy::of(folder).edit_header(FILE, name, name, change).error();
     assert!(!error.hint().is_empty());
     error.to_string()
 }
@@ -153,7 +153,8 @@ fn tensors_that_contradict_the_quantization_settings_are_named() {
         entry["dtype"] = json!("BF16");
         entry["shape"][1] = json!(128);
     };
-    let plain = Copy::of(BLOCK).set(CONFIG, &["hidden_size"], json!(128)).retell(FILE, &weight, &weight, halve).error();
+    let plain =
+        Copy::of(BLOCK).set(CONFIG, &["hidden_size"], json!(128)).edit_header(FILE, &weight, &weight, halve).error();
     assert!(plain.to_string().contains("model.embed_tokens.weight has shape"), "shapes are checked first: {plain}");
     let e5m2 = error_of(BLOCK, &weight, |entry| entry["dtype"] = json!("F8_E5M2"));
     assert_eq!(e5m2, format!("the tensor {weight} has the type F8_E5M2; supported: BF16, F16, F32 and F8_E4M3"));
@@ -177,7 +178,7 @@ fn tensors_that_contradict_the_quantization_settings_are_named() {
         "the checkpoint's quantization_config has model.layers.0.self_attn.q_proj in FP8 and \
          model.layers.0.self_attn.k_proj not, but they are computed as one"
     );
-    let missing = Copy::of(BLOCK).retell(FILE, &scale, &format!("{UP}.weight_scale"), |_| {}).error();
+    let missing = Copy::of(BLOCK).edit_header(FILE, &scale, &format!("{UP}.weight_scale"), |_| {}).error();
     let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, .. })) = &missing else {
         panic!("{missing:?}");
     };
@@ -187,7 +188,7 @@ fn tensors_that_contradict_the_quantization_settings_are_named() {
     assert_eq!(shape, format!("the scales {scale} have shape [1, 4], but quantization_config asks for [2, 2]"));
     let rows = error_of(CHANNEL, &format!("{UP}.weight_scale"), |entry| entry["shape"] = json!([8, 17]));
     assert!(rows.contains("have shape [8, 17], but quantization_config asks for [136, 1]"), "{rows}");
-    let shape = Copy::of(BLOCK).retell(FILE, &scale, &scale, |entry| entry["shape"] = json!([1, 4])).error();
+    let shape = Copy::of(BLOCK).edit_header(FILE, &scale, &scale, |entry| entry["shape"] = json!([1, 4])).error();
     assert!(
         shape.hint().starts_with("check quantization_config, which says how many numbers share a scale"),
         "{}",
@@ -415,7 +416,7 @@ fn an_fp8_checkpoint_accepts_only_its_stored_format_by_name() {
         (TENSOR, WeightQuantization::CompressedTensors),
     ] {
         let error = Model::plan(&rounded(folder, quantization), &CPU).err().expect("other stored formats fail");
-        assert!(matches!(error, LoadError::Quantization(QuantizationError::Twice { .. })), "{error:?}");
+        assert!(matches!(error, LoadError::Quantization(QuantizationError::AlreadyQuantized { .. })), "{error:?}");
         let words = "but the checkpoint is already quantized in another way";
         assert!(error.to_string().starts_with(&format!("quantization is {quantization}, {words} (")), "{error}");
     }

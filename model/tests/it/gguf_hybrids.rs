@@ -169,8 +169,8 @@ fn a_mismatched_vision_encoder_is_skipped_and_reported() {
     };
     let wide = set(encoder(), "clip.vision.projection_dim", 96);
     let (text, hint) = skipped(&model().with("mmproj-a.gguf", &wide));
-    let said = "clip.vision.projection_dim is 96; the model's embedding_length is 64";
-    assert_eq!(text, format!("the vision encoder in mmproj-a.gguf does not fit the model: {said}"));
+    let message = "clip.vision.projection_dim is 96; the model's embedding_length is 64";
+    assert_eq!(text, format!("the vision encoder in mmproj-a.gguf does not fit the model: {message}"));
     assert_eq!(hint, "to use pictures, replace mmproj-a.gguf with the model's own mmproj file");
     let other = replaced(encoder(), b"qwen3vl_merger", b"qwen9vl_merger");
     let (text, _) = skipped(&model().with("mmproj-a.gguf", &other));

@@ -64,7 +64,7 @@ fn only_draft_head_tensors_may_stay_unread() {
     Copy::of(QWEN3_5).open();
     let name = "model.layers.0.linear_attn.A_log";
     let copy = Copy::of("tests/golden/qwen3_5_text");
-    let error = copy.retell("model.safetensors", name, "model.unknown", |_| {}).error();
+    let error = copy.edit_header("model.safetensors", name, "model.unknown", |_| {}).error();
     assert!(error.to_string().contains(name), "{error}");
 }
 

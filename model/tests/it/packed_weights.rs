@@ -407,7 +407,10 @@ fn a_packed_checkpoint_accepts_only_its_own_format_by_name() {
                     assert_eq!(is_packed, own != WeightQuantization::Gptq, "`desc_act` weights are dequantized");
                 }
                 Err(error) => {
-                    assert!(matches!(error, LoadError::Quantization(QuantizationError::Twice { .. })), "{error:?}");
+                    assert!(
+                        matches!(error, LoadError::Quantization(QuantizationError::AlreadyQuantized { .. })),
+                        "{error:?}"
+                    );
                     assert!(asked != own && asked != WeightQuantization::Int4, "{asked}");
                     let words = format!("quantization is {asked}, but the checkpoint is already quantized");
                     assert!(error.to_string().starts_with(&words) && error.to_string().contains(own.name()), "{error}");

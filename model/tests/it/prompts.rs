@@ -228,7 +228,7 @@ fn a_typed_picture_placeholder_stays_text_in_string_templates() {
 #[test]
 fn string_templates_get_the_texts_on_separate_lines() {
     let text = |text: &str| Part::Text(text.to_owned());
-    let said =
+    let parts =
         vec![text("Read this."), text(""), Part::Reasoning("hm".to_owned()), text("Then answer.\n"), text("Now")];
     let rendered = |template: &ChatTemplate, content: Vec<Part>| {
         template.render(&user(content), &TemplateInputs::default()).expect("the template renders")
@@ -237,7 +237,7 @@ fn string_templates_get_the_texts_on_separate_lines() {
     for name in ["qwen2_5", "qwen3", "qwq", "llama_3_1"] {
         let golden = golden_json(&format!("chat_templates/{name}.json"));
         let template = template(golden["template"].as_str().expect("a template"));
-        assert!(rendered(&template, said.clone()).contains(lines), "{name}");
+        assert!(rendered(&template, parts.clone()).contains(lines), "{name}");
     }
     for strings in [
         "{{ messages[0].content }}",
@@ -245,7 +245,7 @@ fn string_templates_get_the_texts_on_separate_lines() {
         "{% if messages[0].content is string %}{{ messages[0].content }}{% endif %}",
         "{{ raise_exception('roles') if messages[0].content is not string }}{{ messages[0].content }}",
     ] {
-        assert_eq!(rendered(&template(strings), said.clone()), lines, "{strings}");
+        assert_eq!(rendered(&template(strings), parts.clone()), lines, "{strings}");
     }
     // A template that reads lists joins texts without separators. The string that it receives for
     // text-only content is joined in the same way.

@@ -150,7 +150,7 @@ fn each_rank_encodes_its_share_of_the_pictures() {
 fn heads_that_ranks_cannot_divide_are_refused_with_possible_numbers() {
     // The cases: a single query head; 14 query heads, of which seven share a KV head, on more ranks
     // than KV heads; and experts.
-    for (folder, of, said, hint) in [
+    for (folder, of, expected, hint) in [
         (QWEN2_VL, 2, "query heads cannot be divided among 2 ranks: there are 1", "1"),
         (QWEN2, 4, "query heads cannot be divided among 4 ranks: there are 14", "1, 2"),
         (QWEN3_VL_MOE, 3, "experts cannot be divided among 3 ranks: there are", "1, 2, 4"),
@@ -159,7 +159,7 @@ fn heads_that_ranks_cannot_divide_are_refused_with_possible_numbers() {
             .map(drop)
             .expect_err("the heads do not divide among the ranks");
         assert!(matches!(&error, LoadError::Weights(WeightError::Ranks(_))), "{error:?}");
-        assert!(error.to_string().starts_with(said), "{error}");
+        assert!(error.to_string().starts_with(expected), "{error}");
         assert_eq!(error.hint(), format!("use a number of ranks that divides all of it: {hint}"));
     }
 }

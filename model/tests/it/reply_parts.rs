@@ -444,11 +444,11 @@ fn parsing_a_long_reply_takes_linear_time() {
             for thinking in [Thinking::Off, Thinking::Possible, Thinking::Begun] {
                 let mut parser = parser(thinking, tools);
                 let bytes = |parts: Vec<ReplyPart>| parts.iter().map(|part| part.text().len()).sum::<usize>();
-                let mut heard = 0;
+                let mut received = 0;
                 for piece in reply.as_bytes().chunks(3) {
-                    heard += bytes(parser.feed(std::str::from_utf8(piece).expect("ASCII")));
+                    received += bytes(parser.feed(std::str::from_utf8(piece).expect("ASCII")));
                 }
-                assert_eq!(heard + bytes(parser.finish()), reply.len(), "{unit:?}");
+                assert_eq!(received + bytes(parser.finish()), reply.len(), "{unit:?}");
             }
         }
     }

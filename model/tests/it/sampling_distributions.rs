@@ -117,7 +117,7 @@ fn believable(expected: &[f64], counts: &[u64]) -> Option<bool> {
 fn cases() -> Vec<Case> {
     let warm = SamplingParams { temperature: 1.0, ..Default::default() };
     let case = |name, params: SamplingParams| Case { name, params, ..Case::default() };
-    let said = |case: Case| Case { prompt: vec![1, 1, 2, 99, 6], produced: vec![3, 3, 3, 0, 7, u32::MAX], ..case };
+    let text_of = |case: Case| Case { prompt: vec![1, 1, 2, 99, 6], produced: vec![3, 3, 3, 0, 7, u32::MAX], ..case };
     let bias = |pairs: &[(u32, f64)]| pairs.iter().copied().collect::<BTreeMap<_, _>>();
     vec![
         case("unchanged", warm.clone()),
@@ -130,17 +130,17 @@ fn cases() -> Vec<Case> {
         case("top-p, only the likeliest token", SamplingParams { top_p: 0.05, ..warm.clone() }),
         case("min-p", SamplingParams { min_p: 0.2, ..warm.clone() }),
         case("top-p after min-p", SamplingParams { top_p: 0.7, min_p: 0.4, ..warm.clone() }),
-        said(case("repetition", SamplingParams { repetition_penalty: 1.5, ..warm.clone() })),
-        said(case("repetition, encouraged", SamplingParams { repetition_penalty: 0.7, ..warm.clone() })),
-        said(case("presence", SamplingParams { presence_penalty: 1.2, ..warm.clone() })),
-        said(case("presence, encouraged", SamplingParams { presence_penalty: -2.0, ..warm.clone() })),
-        said(case("frequency", SamplingParams { frequency_penalty: 0.8, ..warm.clone() })),
+        text_of(case("repetition", SamplingParams { repetition_penalty: 1.5, ..warm.clone() })),
+        text_of(case("repetition, encouraged", SamplingParams { repetition_penalty: 0.7, ..warm.clone() })),
+        text_of(case("presence", SamplingParams { presence_penalty: 1.2, ..warm.clone() })),
+        text_of(case("presence, encouraged", SamplingParams { presence_penalty: -2.0, ..warm.clone() })),
+        text_of(case("frequency", SamplingParams { frequency_penalty: 0.8, ..warm.clone() })),
         case("bias", SamplingParams { logit_bias: bias(&[(0, 1.5), (1, -1.0), (4, 100.0)]), ..warm.clone() }),
         case("forbidden by bias", SamplingParams { logit_bias: bias(&[(1, -100.0)]), ..warm.clone() }),
         Case { ends: vec![1, 5], tokens_min: 1, ..case("too short to end", warm.clone()) },
-        Case { ends: vec![1, 5], tokens_min: 3, ..said(case("long enough to end", warm.clone())) },
+        Case { ends: vec![1, 5], tokens_min: 3, ..text_of(case("long enough to end", warm.clone())) },
         case("three cuts", SamplingParams { temperature: 1.7, top_k: 6, top_p: 0.9, min_p: 0.05, ..warm.clone() }),
-        said(Case {
+        text_of(Case {
             ends: vec![10],
             tokens_min: 20,
             ..case(

@@ -435,7 +435,7 @@ fn unsupported_reply_formats_are_refused_with_a_reason() {
     ];
     for (index, (kind, format)) in cases.into_iter().enumerate() {
         let error = QWEN.compiler.compile(&format).expect_err(kind);
-        let (found, told) = match &error {
+        let (found, field_text) = match &error {
             GrammarError::Schema { reason } => ("schema", !reason.0.is_empty()),
             GrammarError::Keyword { place, .. } | GrammarError::Number { place, .. } => {
                 ("place", place.path().starts_with('#'))
@@ -447,7 +447,7 @@ fn unsupported_reply_formats_are_refused_with_a_reason() {
             GrammarError::NoChoice => ("none", true),
             other => panic!("{index}: {other:?}"),
         };
-        assert_eq!((kind, true), (found, told), "{index}: {error:?}");
+        assert_eq!((kind, true), (found, field_text), "{index}: {error:?}");
         assert!(!error.hint().is_empty());
     }
 }

@@ -134,7 +134,7 @@ fn default_settings_match_transformers_for_each_family() {
             });
             found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
             // One of the two classes has no such key and always renormalizes.
-            assert_eq!(mixture.renormalised, recorded["norm_topk_prob"].as_bool().unwrap_or(true));
+            assert_eq!(mixture.renormalized, recorded["norm_topk_prob"].as_bool().unwrap_or(true));
         }
     }
     let FamilyConfig::Qwen2_5Vl(vl) = vl else { panic!("the checkpoint belongs to another family") };
@@ -509,16 +509,16 @@ fn a_split_tokenizer_with_ambiguous_ids_is_refused() {
     let open = |copy: &Copy| Checkpoint::open(CheckpointSource::Folder(copy.0.clone()));
     let error = |copy: &Copy| open(copy).and_then(|opened| opened.prompts()).expect_err("the tokenizer is refused");
     let settings = "tokenizer_config.json";
-    let told = |copy: Copy, words: &str| {
+    let assert_error = |copy: Copy, words: &str| {
         let error = error(&copy);
         assert!(matches!(error, CheckpointError::Text(_)) && error.to_string().contains(words), "{error}");
     };
     parts().prompts();
-    told(parts().set(settings, &["tokenizer_class"], json!("GPT2Tokenizer")), "GPT2Tokenizer");
-    told(parts().set(settings, &["added_tokens_decoder"], Value::Null), "added_tokens.json");
-    told(parts().set(settings, &["eos_token"], json!("<|nowhere|>")), "<|nowhere|>");
-    told(parts().write("merges.txt", "#version: 0.2\na b c\n"), "line 2");
-    told(parts().write("vocab.json", "[1]"), "vocab.json");
+    assert_error(parts().set(settings, &["tokenizer_class"], json!("GPT2Tokenizer")), "GPT2Tokenizer");
+    assert_error(parts().set(settings, &["added_tokens_decoder"], Value::Null), "added_tokens.json");
+    assert_error(parts().set(settings, &["eos_token"], json!("<|nowhere|>")), "<|nowhere|>");
+    assert_error(parts().write("merges.txt", "#version: 0.2\na b c\n"), "line 2");
+    assert_error(parts().write("vocab.json", "[1]"), "vocab.json");
     let missing = error(&parts().remove("merges.txt"));
     assert!(matches!(&missing, CheckpointError::MissingFile { file, .. } if file == "tokenizer.json"), "{missing}");
     // Older checkpoints list added tokens in a separate file.

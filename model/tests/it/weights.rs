@@ -35,7 +35,7 @@ fn unchanged_copies_of_the_checkpoints_can_be_planned() {
 #[test]
 fn a_missing_tensor_is_named_with_its_nearest_names() {
     let name = "model.layers.1.mlp.up_proj.weight";
-    let error = Copy::of(QWEN2).retell(FILE, name, "model.layers.1.mlp.upp_proj.weight", |_| {}).error();
+    let error = Copy::of(QWEN2).edit_header(FILE, name, "model.layers.1.mlp.upp_proj.weight", |_| {}).error();
     let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, nearest })) = &error else {
         panic!("{error:?}");
     };
@@ -102,7 +102,7 @@ fn a_tied_checkpoint_may_repeat_only_its_embedding_as_head() {
 fn a_tensor_of_another_shape_is_named_with_both_shapes() {
     let name = "model.layers.0.self_attn.o_proj.weight"; // [48, 896]
     let transposed = |entry: &mut Value| entry["shape"].as_array_mut().expect("a shape").reverse();
-    let error = Copy::of(QWEN2).retell(FILE, name, name, transposed).error();
+    let error = Copy::of(QWEN2).edit_header(FILE, name, name, transposed).error();
     assert!(matches!(&error, LoadError::Weights(WeightError::Shape { name: found, .. }) if found == name), "{error:?}");
     assert_eq!(
         error.to_string(),
@@ -122,7 +122,7 @@ fn a_mismatched_part_of_a_fused_projection_is_named() {
 #[test]
 fn mixed_types_in_a_fused_projection_are_refused() {
     let name = "model.layers.0.self_attn.v_proj.weight";
-    let error = Copy::of(QWEN2).retell(FILE, name, name, |entry| entry["dtype"] = json!("BF16")).error();
+    let error = Copy::of(QWEN2).edit_header(FILE, name, name, |entry| entry["dtype"] = json!("BF16")).error();
     assert!(matches!(&error, LoadError::Weights(WeightError::Mixed { name: found, .. }) if found == name), "{error:?}");
     let expected =
         "tensor model.layers.0.self_attn.v_proj.weight holds bf16, but the tensors computed with it hold f16";
@@ -132,7 +132,7 @@ fn mixed_types_in_a_fused_projection_are_refused() {
 #[test]
 fn an_unsupported_tensor_type_is_named() {
     let name = "model.norm.weight";
-    let error = Copy::of(QWEN2).retell(FILE, name, name, |entry| entry["dtype"] = json!("I16")).error();
+    let error = Copy::of(QWEN2).edit_header(FILE, name, name, |entry| entry["dtype"] = json!("I16")).error();
     assert!(
         matches!(error, LoadError::Weights(WeightError::Checkpoint(CheckpointError::TensorType { .. }))),
         "{error:?}"
@@ -287,7 +287,8 @@ fn experts_that_contradict_the_configuration_are_named() {
         refused("moe_intermediate_size", json!(21)),
         "tensor model.layers.0.mlp.experts.0.gate_proj.weight has shape [20, 48], but config.json asks for [21, 48]"
     );
-    let missing = Copy::of(QWEN3_MOE).retell(FILE, "model.layers.1.mlp.experts.7.down_proj.weight", "other", |_| {});
+    let missing =
+        Copy::of(QWEN3_MOE).edit_header(FILE, "model.layers.1.mlp.experts.7.down_proj.weight", "other", |_| {});
     assert_eq!(missing.error().to_string(), "there is no tensor model.layers.1.mlp.experts.7.down_proj.weight");
     let dense = refused("mlp_only_layers", json!([1]));
     assert_eq!(dense, "there is no tensor model.layers.1.mlp.gate_proj.weight");
@@ -301,9 +302,9 @@ fn experts_that_contradict_the_configuration_are_named() {
 
 #[test]
 fn unsupported_internvl_settings_are_refused_by_name() {
-    let told = |copy: Copy| copy.error().to_string().replace("config.json: ", "");
-    let converted = |field: &[&str], value: Value| told(Copy::of(INTERNVL).set("config.json", field, value));
-    let released = |field: &[&str], value: Value| told(Copy::of(INTERNVL_CHAT).set("config.json", field, value));
+    let message_of = |copy: Copy| copy.error().to_string().replace("config.json: ", "");
+    let converted = |field: &[&str], value: Value| message_of(Copy::of(INTERNVL).set("config.json", field, value));
+    let released = |field: &[&str], value: Value| message_of(Copy::of(INTERNVL_CHAT).set("config.json", field, value));
     assert_eq!(converted(&["downsample_ratio"], json!(0.25)), "downsample_ratio is 0.25; supported: 0.5");
     assert_eq!(converted(&["vision_feature_layer"], json!(-2)), "vision_feature_layer is -2; supported: -1");
     assert_eq!(converted(&["image_seq_length"], json!(256)), "image_seq_length is 256, but vision_config gives 4");
@@ -329,7 +330,7 @@ fn unsupported_internvl_settings_are_refused_by_name() {
     assert_eq!(released(&["ps_version"], Value::Null), "ps_version is \"v1\"; supported: v2");
     assert!(released(&["use_llm_lora"], json!(16)).starts_with("use_llm_lora is 16; supported: 0"));
     assert_eq!(released(&["force_image_size"], json!(448)), "force_image_size is 448, but vision_config gives 56");
-    let side = |file: &str, value: Value| told(Copy::of(INTERNVL).set(file, &["size"], value));
+    let side = |file: &str, value: Value| message_of(Copy::of(INTERNVL).set(file, &["size"], value));
     let size = json!({ "height": 84, "width": 84 });
     assert_eq!(
         side("preprocessor_config.json", size.clone()),
@@ -360,7 +361,7 @@ fn unsupported_tile_settings_are_refused_by_name() {
         let copy = Copy::of(INTERNVL).set("preprocessor_config.json", &[field], value);
         Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("the checkpoint is refused").to_string()
     };
-    for (field, value, said) in [
+    for (field, value, expected) in [
         ("size", json!({ "height": 56, "width": 84 }), "`size` is 0"),
         ("size", json!({ "height": 57, "width": 57 }), "`size` is 57; expected a multiple of merged patches"),
         ("max_patches", json!(0), "`max_patches` is 0"),
@@ -369,8 +370,8 @@ fn unsupported_tile_settings_are_refused_by_name() {
         ("do_resize", json!(false), "`do_resize` is false"),
         ("pad2square", json!(true), "`pad2square` is true"),
     ] {
-        let told = settings(field, value);
-        assert!(told.contains(said), "{field}: {told}");
+        let found = settings(field, value);
+        assert!(found.contains(expected), "{field}: {found}");
     }
 }
 

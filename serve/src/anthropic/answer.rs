@@ -4,7 +4,7 @@ use bursar::{ChatError, ChatEvent, FinishReason, Reply, StopReason, ToolCall, Us
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{guard::Held, openai::usage::UsageTold as Counts};
+use crate::{guard::Held, openai::usage::UsageBody as Counts};
 
 /// Clients keep only thinking blocks that are signed. This server does not check signatures.
 pub(super) const SIGNATURE: &str = "bursar";
@@ -19,7 +19,7 @@ pub(super) struct Message<'a> {
     pub(super) content: Vec<Block>,
     pub(super) stop_reason: Option<&'static str>,
     pub(super) stop_sequence: Option<String>,
-    pub(super) usage: UsageTold,
+    pub(super) usage: UsageBody,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -32,7 +32,7 @@ pub(super) enum Block {
 
 /// Token usage as Anthropic counts it: prompt tokens from the prefix cache are reported separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct UsageTold {
+pub(super) struct UsageBody {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
     cache_read_input_tokens: usize,
@@ -45,16 +45,16 @@ struct OutputTokens {
     thinking_tokens: usize,
 }
 
-impl UsageTold {
+impl UsageBody {
     /// Usage at the start of a stream, before anything is computed.
     pub(super) fn of_prompt(tokens: usize) -> Self {
-        UsageTold { input_tokens: tokens, ..UsageTold::default() }
+        UsageBody { input_tokens: tokens, ..UsageBody::default() }
     }
 }
 
-impl From<Usage> for UsageTold {
+impl From<Usage> for UsageBody {
     fn from(usage: Usage) -> Self {
-        UsageTold {
+        UsageBody {
             input_tokens: usage.prompt_tokens - usage.cached_tokens,
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: usage.cached_tokens,
@@ -79,7 +79,7 @@ impl Head {
         &self,
         content: Vec<Block>,
         (stop_reason, stop_sequence): (Option<&'static str>, Option<String>),
-        usage: UsageTold,
+        usage: UsageBody,
     ) -> Message<'_> {
         let (id, model) = (&self.id, &self.model);
         Message { id, kind: "message", role: "assistant", model, content, stop_reason, stop_sequence, usage }
@@ -167,14 +167,14 @@ mod tests {
             usage
         };
         let rule = Some(StopReason::String("\n".to_owned()));
-        for (finish, rule, tokens, told) in [
+        for (finish, rule, tokens, expected) in [
             (FinishReason::Stop, None, 3, (Some("end_turn"), None)),
             (FinishReason::Stop, rule, 3, (Some("stop_sequence"), Some("\n".to_owned()))),
             (FinishReason::Length, None, 8, (Some("max_tokens"), None)),
             (FinishReason::Length, None, 7, (Some("model_context_window_exceeded"), None)),
             (FinishReason::ToolCalls, None, 3, (Some("tool_use"), None)),
         ] {
-            assert_eq!(head().stopped(finish, rule, &usage(tokens)), told);
+            assert_eq!(head().stopped(finish, rule, &usage(tokens)), expected);
         }
     }
 
@@ -187,9 +187,9 @@ mod tests {
             is_whole: arguments.ends_with('}'),
         };
         let both = || vec![call(r#"{"x": 1}"#), call(r#"{"x": "#)];
-        let told = blocks(&head(), "yes".to_owned(), "hm".to_owned(), calls(both(), true));
+        let found = blocks(&head(), "yes".to_owned(), "hm".to_owned(), calls(both(), true));
         assert_eq!(
-            serde_json::to_value(told).expect("JSON"),
+            serde_json::to_value(found).expect("JSON"),
             json!([
                 {"type": "thinking", "thinking": "hm", "signature": SIGNATURE},
                 {"type": "text", "text": "yes"},
@@ -197,19 +197,19 @@ mod tests {
                 {"type": "tool_use", "id": "a", "name": "f", "input": {}},
             ])
         );
-        let told = serde_json::to_value(calls(both(), false).collect::<Vec<_>>()).expect("JSON");
-        assert_eq!(told[0]["input"], json!({"x": 1}));
-        assert_eq!(told[1]["input"], json!({"INVALID_JSON": "{\"x\": "}));
+        let value = serde_json::to_value(calls(both(), false).collect::<Vec<_>>()).expect("JSON");
+        assert_eq!(value[0]["input"], json!({"x": 1}));
+        assert_eq!(value[1]["input"], json!({"INVALID_JSON": "{\"x\": "}));
         let broken = || both().into_iter().rev().collect::<Vec<_>>();
-        let told = serde_json::to_value(calls(broken(), true).collect::<Vec<_>>()).expect("JSON");
-        assert_eq!(told[0]["input"], json!({"INVALID_JSON": "{\"x\": "}), "only the last call is cut off");
+        let value = serde_json::to_value(calls(broken(), true).collect::<Vec<_>>()).expect("JSON");
+        assert_eq!(value[0]["input"], json!({"INVALID_JSON": "{\"x\": "}), "only the last call is cut off");
     }
 
     #[test]
     fn cached_tokens_are_reported_separately_from_input_tokens() {
         let mut usage = Usage::default();
         (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) = (10, 4, 3);
-        let told = serde_json::to_value(UsageTold::from(usage)).expect("JSON");
-        assert_eq!((&told["input_tokens"], &told["cache_read_input_tokens"]), (&json!(6), &json!(4)));
+        let value = serde_json::to_value(UsageBody::from(usage)).expect("JSON");
+        assert_eq!((&value["input_tokens"], &value["cache_read_input_tokens"]), (&json!(6), &json!(4)));
     }
 }

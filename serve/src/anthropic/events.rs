@@ -6,11 +6,11 @@ use axum::response::Response;
 use bursar::{ChatError, ChatEvent, Reply, ToolCallEvent};
 use serde_json::{Value, json};
 
-use super::answer::{Block, Head, SIGNATURE, UsageTold};
+use super::answer::{Block, Head, SIGNATURE, UsageBody};
 use crate::{
     error::{ApiError, Shape},
     guard::Held,
-    openai::usage::UsageTold as Counts,
+    openai::usage::UsageBody as Counts,
     sse,
 };
 
@@ -19,9 +19,9 @@ use crate::{
 /// prompt, and `message_start` reports their number.
 pub(super) fn stream(head: Head, reply: Reply, held: Held, keep_alive: Duration) -> Response {
     let encoder = EventEncoder { head, blocks: 0, open: None, held };
-    let events = sse::told(reply, encoder, |encoder, heard| {
-        let is_last = matches!(heard, Ok(ChatEvent::Done { .. }) | Err(_));
-        (encoder.told(heard).iter().map(sse::typed).collect(), is_last)
+    let events = sse::encoded(reply, encoder, |encoder, event| {
+        let is_last = matches!(event, Ok(ChatEvent::Done { .. }) | Err(_));
+        (encoder.encode(event).iter().map(sse::typed).collect(), is_last)
     });
     sse::response(events, keep_alive)
 }
@@ -43,10 +43,10 @@ enum Open {
 }
 
 impl EventEncoder {
-    fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> Vec<Value> {
-        match heard {
+    fn encode(&mut self, event: Result<ChatEvent, ChatError>) -> Vec<Value> {
+        match event {
             Ok(ChatEvent::PromptIds(ids)) => {
-                let usage = UsageTold::of_prompt(ids.len());
+                let usage = UsageBody::of_prompt(ids.len());
                 let message = self.head.message(Vec::new(), (None, None), usage);
                 vec![json!({"type": "message_start", "message": message}), json!({"type": "ping"})]
             }
@@ -68,12 +68,12 @@ impl EventEncoder {
             Ok(ChatEvent::ToolCall(ToolCallEvent::End { .. })) => self.close(),
             Ok(ChatEvent::Done { finish_reason, stop_reason, usage, .. }) => {
                 self.held.used(Counts::of([usage]));
-                let mut told = self.close();
+                let mut events = self.close();
                 let (reason, sequence) = self.head.stopped(finish_reason, stop_reason, &usage);
                 let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-                told.push(json!({"type": "message_delta", "delta": delta, "usage": UsageTold::from(usage)}));
-                told.push(json!({"type": "message_stop"}));
-                told
+                events.push(json!({"type": "message_delta", "delta": delta, "usage": UsageBody::from(usage)}));
+                events.push(json!({"type": "message_stop"}));
+                events
             }
             Ok(_) => Vec::new(),
             Err(error) => vec![ApiError::from(error).body(Shape::Anthropic)],
@@ -82,28 +82,28 @@ impl EventEncoder {
 
     /// Sends a piece of a block. Starts a new block if no block of this kind is open.
     fn piece(&mut self, kind: Open, empty: Block, delta: Value) -> Vec<Value> {
-        let mut told = if self.open == Some(kind) { Vec::new() } else { self.begin(kind, empty) };
-        told.push(self.delta(delta));
-        told
+        let mut events = if self.open == Some(kind) { Vec::new() } else { self.begin(kind, empty) };
+        events.push(self.delta(delta));
+        events
     }
 
     fn begin(&mut self, kind: Open, empty: Block) -> Vec<Value> {
-        let mut told = self.close();
-        told.push(json!({"type": "content_block_start", "index": self.blocks, "content_block": empty}));
+        let mut events = self.close();
+        events.push(json!({"type": "content_block_start", "index": self.blocks, "content_block": empty}));
         self.blocks += 1;
         self.open = Some(kind);
-        told
+        events
     }
 
     fn close(&mut self) -> Vec<Value> {
         let Some(open) = self.open else { return Vec::new() };
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         if open == Open::Thinking {
-            told.push(self.delta(json!({"type": "signature_delta", "signature": SIGNATURE})));
+            events.push(self.delta(json!({"type": "signature_delta", "signature": SIGNATURE})));
         }
-        told.push(json!({"type": "content_block_stop", "index": self.blocks - 1}));
+        events.push(json!({"type": "content_block_stop", "index": self.blocks - 1}));
         self.open = None;
-        told
+        events
     }
 
     fn delta(&self, delta: Value) -> Value {
@@ -123,14 +123,15 @@ mod tests {
     }
 
     /// The types of the events, with the index of their block.
-    fn told(events: Vec<Result<ChatEvent, ChatError>>) -> Vec<(String, Option<u64>)> {
+    fn encode(events: Vec<Result<ChatEvent, ChatError>>) -> Vec<(String, Option<u64>)> {
         let mut encoder = encoder();
-        let told = events.into_iter().flat_map(|event| encoder.told(event));
-        told.map(|told| {
-            let kind = told.pointer("/delta/type").or_else(|| told.get("type")).and_then(Value::as_str);
-            (kind.unwrap_or_default().to_owned(), told["index"].as_u64())
-        })
-        .collect()
+        let events = events.into_iter().flat_map(|event| encoder.encode(event));
+        events
+            .map(|event| {
+                let kind = event.pointer("/delta/type").or_else(|| event.get("type")).and_then(Value::as_str);
+                (kind.unwrap_or_default().to_owned(), event["index"].as_u64())
+            })
+            .collect()
     }
 
     fn call(event: ToolCallEvent) -> Result<ChatEvent, ChatError> {
@@ -166,14 +167,14 @@ mod tests {
             ("message_delta", None),
             ("message_stop", None),
         ];
-        assert_eq!(told(events), wanted.map(|(kind, index)| (kind.to_owned(), index)));
+        assert_eq!(encode(events), wanted.map(|(kind, index)| (kind.to_owned(), index)));
     }
 
     #[test]
     fn a_failed_reply_ends_with_an_error_in_anthropics_format() {
         let error = ChatError::Stopped { reason: "it died".into() };
-        let told = encoder().told(Err(error));
-        assert_eq!(told[0]["error"]["type"], "overloaded_error");
-        assert_eq!(told.len(), 1);
+        let events = encoder().encode(Err(error));
+        assert_eq!(events[0]["error"]["type"], "overloaded_error");
+        assert_eq!(events.len(), 1);
     }
 }

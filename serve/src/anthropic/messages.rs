@@ -130,8 +130,8 @@ fn tool_choice(choice: Choice) -> Result<ToolChoice, ApiError> {
             Err(ApiError::invalid("tool_choice.name", "`tool_choice.name` is missing; `tool` requires it"))
         }
         (other, _) => {
-            let told = format!("`tool_choice.type` is `{}`, which is unknown", shortened(other));
-            Err(ApiError::invalid("tool_choice.type", told).hint("expected auto, any, tool or none"))
+            let message = format!("`tool_choice.type` is `{}`, which is unknown", shortened(other));
+            Err(ApiError::invalid("tool_choice.type", message).hint("expected auto, any, tool or none"))
         }
     }
 }
@@ -142,8 +142,8 @@ impl Thinking {
             "enabled" | "adaptive" => Ok(true),
             "disabled" => Ok(false),
             other => {
-                let told = format!("`thinking.type` is `{}`, which is unknown", shortened(other));
-                Err(ApiError::invalid("thinking.type", told).hint("expected enabled, adaptive or disabled"))
+                let message = format!("`thinking.type` is `{}`, which is unknown", shortened(other));
+                Err(ApiError::invalid("thinking.type", message).hint("expected enabled, adaptive or disabled"))
             }
         }
     }

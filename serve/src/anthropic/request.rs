@@ -159,9 +159,9 @@ mod tests {
             (json!({"messages": [], "tools": [{"name": {}}]}), "tools[0].name"),
         ] {
             let error = MessagesRequest::from_json(body.to_string().as_bytes()).map(drop).expect_err("bad request");
-            let told = error.body(Shape::Anthropic);
-            assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!("invalid_request_error")));
-            let message = told["error"]["message"].as_str().expect("a message");
+            let answer = error.body(Shape::Anthropic);
+            assert_eq!((&answer["type"], &answer["error"]["type"]), (&json!("error"), &json!("invalid_request_error")));
+            let message = answer["error"]["message"].as_str().expect("a message");
             assert!(message.starts_with(&format!("`{place}`: ")), "{message}");
         }
     }

@@ -38,24 +38,25 @@ fn turns(message: Message, index: usize, drafts: &mut Vec<DraftMessage>) -> Resu
             Ok(())
         }
         other => {
-            let told = format!("unknown role `{}`", shortened(other));
-            Err(ApiError::invalid(format!("messages[{index}].role"), told).hint("expected user, assistant or system"))
+            let message = format!("unknown role `{}`", shortened(other));
+            Err(ApiError::invalid(format!("messages[{index}].role"), message)
+                .hint("expected user, assistant or system"))
         }
     }
 }
 
 /// Adds each tool result as a separate message, and then the rest of the user's content.
 fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<DraftMessage>) -> Result<(), ApiError> {
-    let mut said = Vec::new();
+    let mut parts = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
         let param = format!("{param}[{at}]");
         match block.kind.as_str() {
             "tool_result" => drafts.push(result(block, &param)?),
-            _ => said.push(piece(block, &param)?),
+            _ => parts.push(piece(block, &param)?),
         }
     }
-    if !said.is_empty() {
-        DraftMessage::join(drafts, DraftMessage::new(Role::User, said));
+    if !parts.is_empty() {
+        DraftMessage::join(drafts, DraftMessage::new(Role::User, parts));
     }
     Ok(())
 }
@@ -69,7 +70,7 @@ fn result(block: Block, param: &str) -> Result<DraftMessage, ApiError> {
     if block.is_error.unwrap_or_default() {
         // Chat templates have no field for failed results, so the text is marked with a prefix.
         match shown.first_mut() {
-            Some(Piece::Said(Content::Text(text))) => text.insert_str(0, FAILED),
+            Some(Piece::Content(Content::Text(text))) => text.insert_str(0, FAILED),
             _ => shown.insert(0, Piece::text(FAILED)),
         }
     }
@@ -83,11 +84,11 @@ fn assistant(blocks: Vec<Block>, param: &str) -> Result<DraftMessage, ApiError> 
         match block.kind.as_str() {
             "tool_use" => {
                 draft.calls.push(block.id.clone());
-                draft.pieces.push(Piece::Said(call(block, &param)?));
+                draft.pieces.push(Piece::Content(call(block, &param)?));
             }
             "thinking" => {
                 let thinking = block.thinking.ok_or_else(|| lacks(&param, "thinking", "thinking"))?;
-                draft.pieces.push(Piece::Said(Content::Reasoning(thinking)));
+                draft.pieces.push(Piece::Content(Content::Reasoning(thinking)));
             }
             // Only the Anthropic model that wrote this block can read it.
             "redacted_thinking" => {}
@@ -137,15 +138,15 @@ fn piece(block: Block, param: &str) -> Result<Piece, ApiError> {
         ("image", Some(source)) => picture(&source, param).map(Piece::Shown),
         ("document", Some(Source { kind, data: Some(text), .. })) if kind == "text" => Ok(Piece::text(text)),
         ("document", Some(source)) => {
-            let told = format!("documents with a source of type `{}` are not supported", shortened(&source.kind));
-            Err(ApiError::invalid(format!("{param}.source"), told).hint("send the text, or pictures of the pages"))
+            let message = format!("documents with a source of type `{}` are not supported", shortened(&source.kind));
+            Err(ApiError::invalid(format!("{param}.source"), message).hint("send the text, or pictures of the pages"))
         }
         (kind @ ("image" | "document"), None) => Err(lacks(param, kind, "source")),
         (other, _) => {
-            let told = format!("`{param}.type`: blocks of type `{}` are not supported here", shortened(other));
+            let message = format!("`{param}.type`: blocks of type `{}` are not supported here", shortened(other));
             let hint = "expected text, image, document, search_result, tool_use, tool_result, thinking or \
                         redacted_thinking";
-            Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.type"), message).hint(hint))
         }
     }
 }
@@ -157,16 +158,16 @@ fn picture(source: &Source, param: &str) -> Result<Link, ApiError> {
         ("base64", None, _) => Err(lacks(&format!("{param}.source"), "base64", "data")),
         ("url", _, None) => Err(lacks(&format!("{param}.source"), "url", "url")),
         (other, ..) => {
-            let told = format!("`{param}.source.type`: sources of type `{}` are not supported", shortened(other));
-            Err(ApiError::invalid(format!("{param}.source.type"), told).hint("send `base64` with its `data`"))
+            let message = format!("`{param}.source.type`: sources of type `{}` are not supported", shortened(other));
+            Err(ApiError::invalid(format!("{param}.source.type"), message).hint("send `base64` with its `data`"))
         }
     }
 }
 
 fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
     let field = format!("{param}.{field}");
-    let told = format!("`{field}` is missing; `{kind}` requires it");
-    ApiError::invalid(field, told)
+    let message = format!("`{field}` is missing; `{kind}` requires it");
+    ApiError::invalid(field, message)
 }
 
 /// Type prefixes of Anthropic's client tools. A type ends with a date, as in `bash_20250124`. Only
@@ -182,9 +183,9 @@ pub(super) fn offered(offered: Tool, index: usize, left_out: &mut LeftOut) -> Re
     let own = offered.kind.filter(|kind| kind != "custom" && kind != "function");
     if let Some(own) = own {
         if OF_CLIENTS.iter().any(|beginning| own.starts_with(beginning)) {
-            let told = format!("`tools[{index}].type`: only Anthropic's models know the tool `{}`", shortened(&own));
+            let message = format!("`tools[{index}].type`: only Anthropic's models know the tool `{}`", shortened(&own));
             let hint = "describe the tool with an `input_schema` instead";
-            return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint(hint));
+            return Err(ApiError::invalid(format!("tools[{index}].type"), message).hint(hint));
         }
         left_out.add(offered.name.as_deref().unwrap_or(&own));
         return Ok(None);
@@ -201,7 +202,7 @@ mod tests {
     use crate::{body::FromJson, error::Shape};
     use bursar::ToolChoice;
 
-    fn told(body: &Value) -> Result<Vec<DraftMessage>, Value> {
+    fn drafts_of(body: &Value) -> Result<Vec<DraftMessage>, Value> {
         let error = |error: ApiError| error.body(Shape::OpenAi)["error"].clone();
         drafts(&mut MessagesRequest::from_json(body.to_string().as_bytes()).map_err(error)?).map_err(error)
     }
@@ -209,12 +210,12 @@ mod tests {
     /// Roles, with the content of each piece as text.
     fn shown(body: &Value) -> Vec<(Role, Vec<String>)> {
         let piece = |piece: &Piece| match piece {
-            Piece::Said(Content::Text(text) | Content::Reasoning(text)) => text.clone(),
-            Piece::Said(Content::ToolCall(call)) => call["function"].to_string(),
-            Piece::Said(other) => format!("{other:?}"),
+            Piece::Content(Content::Text(text) | Content::Reasoning(text)) => text.clone(),
+            Piece::Content(Content::ToolCall(call)) => call["function"].to_string(),
+            Piece::Content(other) => format!("{other:?}"),
             Piece::Shown(_) => "picture".to_owned(),
         };
-        let drafts = told(body).expect("the request is valid");
+        let drafts = drafts_of(body).expect("the request is valid");
         drafts.iter().map(|draft| (draft.role, draft.pieces.iter().map(piece).collect())).collect()
     }
 
@@ -243,35 +244,35 @@ mod tests {
                 (Role::User, texts(&["so?"])),
             ]
         );
-        let drafts = told(&body).expect("the request is valid");
+        let drafts = drafts_of(&body).expect("the request is valid");
         assert_eq!((&drafts[2].calls, &drafts[3].result_of), (&vec![Some("a".to_owned())], &Some("a".to_owned())));
     }
 
     #[test]
     fn unsupported_content_is_refused_with_its_path() {
-        let said = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
+        let request = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
         for (body, param) in [
             (json!({"messages": [{"role": "boss", "content": "a"}]}), "messages[0].role"),
-            (said(json!({"type": "text"})), "messages[0].content[0].text"),
-            (said(json!({"type": "tool_reference"})), "messages[0].content[0].tool_name"),
-            (said(json!({"type": "mystery"})), "messages[0].content[0].type"),
-            (said(json!({"type": "tool_use", "name": "f"})), "messages[0].content[0].type"),
-            (said(json!({"type": "image"})), "messages[0].content[0].source"),
+            (request(json!({"type": "text"})), "messages[0].content[0].text"),
+            (request(json!({"type": "tool_reference"})), "messages[0].content[0].tool_name"),
+            (request(json!({"type": "mystery"})), "messages[0].content[0].type"),
+            (request(json!({"type": "tool_use", "name": "f"})), "messages[0].content[0].type"),
+            (request(json!({"type": "image"})), "messages[0].content[0].source"),
             (
-                said(json!({"type": "image", "source": {"type": "file", "file_id": "f"}})),
+                request(json!({"type": "image", "source": {"type": "file", "file_id": "f"}})),
                 "messages[0].content[0].source.type",
             ),
             (
-                said(json!({"type": "image", "source": {"type": "base64", "data": "?"}})),
+                request(json!({"type": "image", "source": {"type": "base64", "data": "?"}})),
                 "messages[0].content[0].source.data",
             ),
             (
-                said(json!({"type": "document", "source": {"type": "base64", "data": "?"}})),
+                request(json!({"type": "document", "source": {"type": "base64", "data": "?"}})),
                 "messages[0].content[0].source",
             ),
-            (said(json!({"type": "tool_result", "content": "a"})), "messages[0].content[0].tool_use_id"),
+            (request(json!({"type": "tool_result", "content": "a"})), "messages[0].content[0].tool_use_id"),
         ] {
-            assert_eq!(told(&body).map(|_| ()).expect_err("the request is invalid")["param"], param, "{body}");
+            assert_eq!(drafts_of(&body).map(|_| ()).expect_err("the request is invalid")["param"], param, "{body}");
         }
     }
 

@@ -108,8 +108,8 @@ fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat
 fn check_tool(tool: &Value, index: usize) -> Result<(), ApiError> {
     let kind = tool.get("type").filter(|kind| !kind.is_null());
     if let Some(kind) = kind.filter(|kind| *kind != "function") {
-        let told = format!("`tools[{index}].type`: {} is not supported", shortened(&kind.to_string()));
-        return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint("expected function"));
+        let message = format!("`tools[{index}].type`: {} is not supported", shortened(&kind.to_string()));
+        return Err(ApiError::invalid(format!("tools[{index}].type"), message).hint("expected function"));
     }
     // Some chat templates are written for bare functions, without OpenAI's
     // `function` object around them.
@@ -121,8 +121,8 @@ fn check_tool(tool: &Value, index: usize) -> Result<(), ApiError> {
         Some(name) if !name.is_empty() => Ok(()),
         _ => {
             let param = format!("tools[{index}].{place}");
-            let told = format!("`{param}` is missing");
-            Err(ApiError::invalid(param, told))
+            let message = format!("`{param}` is missing");
+            Err(ApiError::invalid(param, message))
         }
     }
 }
@@ -136,9 +136,9 @@ pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
         (Some("required"), _) => Ok(ToolChoice::Required),
         (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
         _ => {
-            let told = format!("`tool_choice` is `{}`, which is unknown", shortened(&choice.to_string()));
+            let message = format!("`tool_choice` is `{}`, which is unknown", shortened(&choice.to_string()));
             let hint = "expected `auto`, `none`, `required`, or {\"type\": \"function\", \"function\": {\"name\": …}}";
-            Err(ApiError::invalid("tool_choice", told).hint(hint))
+            Err(ApiError::invalid("tool_choice", message).hint(hint))
         }
     }
 }

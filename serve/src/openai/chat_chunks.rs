@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::{
     chunks::{self, Chunks},
     log_probabilities::ChatLogProbabilities,
-    stop_reason::StopTold,
-    usage::UsageTold,
+    stop_reason::StopReasonBody,
+    usage::UsageBody,
 };
 use crate::{draft_message::MediaFields, error::ApiError, sse};
 
@@ -24,7 +24,7 @@ pub(crate) struct Choice {
     logprobs: Option<ChatLogProbabilities>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    stop_reason: Option<StopTold>,
+    stop_reason: Option<StopReasonBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
 }
@@ -87,7 +87,7 @@ struct Sample {
 }
 
 impl chunks::ChunkEncoder for ChatEncoder {
-    fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event> {
+    fn encode(&mut self, index: usize, event: ChatEvent) -> Vec<Event> {
         let delta = match event {
             ChatEvent::Token(score) => {
                 self.samples[index].scores.push(score);
@@ -117,10 +117,10 @@ impl chunks::ChunkEncoder for ChatEncoder {
             }
             ChatEvent::Done { finish_reason, stop_reason, usage, .. } => {
                 self.samples[index].usage = usage;
-                let (finish_reason, stop_reason) = (Some(finish_reason.label()), stop_reason.map(StopTold::from));
+                let (finish_reason, stop_reason) = (Some(finish_reason.label()), stop_reason.map(StopReasonBody::from));
                 let last = self.chunk(Choice { index, finish_reason, stop_reason, ..Choice::default() });
                 let samples = &self.samples;
-                let rest = self.chunks.end::<Choice>(|| UsageTold::of(samples.iter().map(|sample| sample.usage)));
+                let rest = self.chunks.end::<Choice>(|| UsageBody::of(samples.iter().map(|sample| sample.usage)));
                 return [last].into_iter().chain(rest).collect();
             }
             _ => return Vec::new(),

@@ -14,8 +14,8 @@ use serde::Serialize;
 use super::{
     head::{Answer, Head},
     log_probabilities::ChatLogProbabilities,
-    stop_reason::StopTold,
-    usage::UsageTold,
+    stop_reason::StopReasonBody,
+    usage::UsageBody,
 };
 use crate::guard::Held;
 
@@ -35,7 +35,7 @@ struct Choice {
     message: Message,
     logprobs: Option<ChatLogProbabilities>,
     finish_reason: &'static str,
-    stop_reason: Option<StopTold>,
+    stop_reason: Option<StopReasonBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
 }
@@ -90,7 +90,7 @@ pub(super) struct PromptTokenTold {
 /// Waits for all samples. Dropping the future, as on a client disconnect, cancels them.
 pub(super) async fn answer(head: Head, replies: Vec<Reply>, held: Held) -> Result<Response, ChatError> {
     let ended = try_join_all(replies.into_iter().map(end)).await?;
-    let usage = UsageTold::of(ended.iter().map(|ended| ended.usage));
+    let usage = UsageBody::of(ended.iter().map(|ended| ended.usage));
     held.used(usage);
     drop(held);
     let (mut prompt, mut prompt_token_ids) = (None, None);
@@ -106,12 +106,12 @@ pub(super) async fn answer(head: Head, replies: Vec<Reply>, held: Held) -> Resul
 }
 
 fn prompt_token(score: TokenScore) -> PromptToken {
-    let told = |token: bursar::ScoredToken, rank| {
-        let logprob = super::log_probabilities::told(token.log_probability);
+    let entry = |token: bursar::ScoredToken, rank| {
+        let logprob = super::log_probabilities::finite(token.log_probability);
         (token.id, PromptTokenTold { logprob, rank, decoded_token: token.text })
     };
-    let mut tokens: PromptToken = [told(score.token, None)].into();
-    tokens.extend(score.top.into_iter().enumerate().map(|(at, token)| told(token, Some(at + 1))));
+    let mut tokens: PromptToken = [entry(score.token, None)].into();
+    tokens.extend(score.top.into_iter().enumerate().map(|(at, token)| entry(token, Some(at + 1))));
     tokens
 }
 
@@ -142,7 +142,7 @@ async fn end(mut reply: Reply) -> Result<Ended, ChatError> {
                     tool_calls: tool_calls.into_iter().map(CallTold::from).collect(),
                 };
                 let logprobs = ChatLogProbabilities::of(scores);
-                let stop_reason = stop_reason.map(StopTold::from);
+                let stop_reason = stop_reason.map(StopReasonBody::from);
                 let finish_reason = finish_reason.label();
                 let choice = Choice { index: 0, message, logprobs, finish_reason, stop_reason, token_ids: ids };
                 return Ok(Ended { choice, usage, prompt, prompt_ids });

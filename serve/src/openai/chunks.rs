@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{
     head::{Answer, Head},
     sampling::StreamOptions,
-    usage::UsageTold,
+    usage::UsageBody,
 };
 use crate::{
     error::{ApiError, Shape},
@@ -39,7 +39,7 @@ impl Chunks {
 
     /// Records the end of a reply. After the last reply, returns the usage
     /// (if requested) and `[DONE]`.
-    pub(super) fn end<C: Serialize>(&mut self, usage: impl FnOnce() -> UsageTold) -> Vec<Event> {
+    pub(super) fn end<C: Serialize>(&mut self, usage: impl FnOnce() -> UsageBody) -> Vec<Event> {
         self.open -= 1;
         if self.open > 0 {
             return Vec::new();
@@ -58,7 +58,7 @@ impl Chunks {
 /// Encoder of reply events as chunks.
 pub(super) trait ChunkEncoder: Send + 'static {
     /// Returns the chunks for one event of the reply with this index.
-    fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event>;
+    fn encode(&mut self, index: usize, event: ChatEvent) -> Vec<Event>;
 
     /// Converts the error that ends the stream.
     fn failed(&self, error: ChatError) -> ApiError;
@@ -76,10 +76,10 @@ pub(super) fn stream(
     keep_alive: Duration,
 ) -> Response {
     let replies = replies.into_iter().enumerate();
-    let heard = stream::select_all(replies.map(|(index, reply)| reply.map(move |event| (index, event))));
-    let told = sse::told(heard, encoder, |encoder, (index, event)| match event {
-        Ok(event) => (encoder.told(index, event), encoder.has_ended()),
+    let events = stream::select_all(replies.map(|(index, reply)| reply.map(move |event| (index, event))));
+    let encoded = sse::encoded(events, encoder, |encoder, (index, event)| match event {
+        Ok(event) => (encoder.encode(index, event), encoder.has_ended()),
         Err(error) => (vec![sse::json(&encoder.failed(error).body(Shape::OpenAi)), sse::done()], true),
     });
-    sse::response(stream::iter(first).chain(told), keep_alive)
+    sse::response(stream::iter(first).chain(encoded), keep_alive)
 }

@@ -6,7 +6,7 @@ use bursar::{ChatEvent, TokenScore, Usage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{log_probabilities::told, stop_reason::StopTold};
+use super::{log_probabilities::finite, stop_reason::StopReasonBody};
 
 /// The echoed prompt at the beginning of a choice.
 #[derive(Clone, Default)]
@@ -28,7 +28,7 @@ pub(crate) struct Choice {
     text: String,
     logprobs: Option<LogProbabilities>,
     finish_reason: Option<&'static str>,
-    stop_reason: Option<StopTold>,
+    stop_reason: Option<StopReasonBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,9 +57,9 @@ impl LogProbabilities {
         };
         *offset += score.token.text.chars().count();
         let mut top: BTreeMap<_, _> =
-            score.top.into_iter().map(|token| (token.text, told(token.log_probability))).collect();
-        top.insert(score.token.text.clone(), told(score.token.log_probability));
-        self.token_logprobs.push(Some(told(score.token.log_probability)));
+            score.top.into_iter().map(|token| (token.text, finite(token.log_probability))).collect();
+        top.insert(score.token.text.clone(), finite(score.token.log_probability));
+        self.token_logprobs.push(Some(finite(score.token.log_probability)));
         self.tokens.push(score.token.text);
         self.top_logprobs.push(Some(top));
     }
@@ -77,11 +77,11 @@ impl Choice {
         self.prompt_token_ids = self.prompt_token_ids.take().or(more.prompt_token_ids);
         extend(&mut self.token_ids, more.token_ids);
         if let Some(more) = more.logprobs {
-            let told = self.logprobs.get_or_insert_default();
-            told.text_offset.extend(more.text_offset);
-            told.tokens.extend(more.tokens);
-            told.token_logprobs.extend(more.token_logprobs);
-            told.top_logprobs.extend(more.top_logprobs);
+            let all = self.logprobs.get_or_insert_default();
+            all.text_offset.extend(more.text_offset);
+            all.tokens.extend(more.tokens);
+            all.token_logprobs.extend(more.token_logprobs);
+            all.top_logprobs.extend(more.top_logprobs);
         }
     }
 }
@@ -116,20 +116,20 @@ impl Sample {
         Choice { index, text, logprobs, prompt_token_ids, token_ids, ..Choice::default() }
     }
 
-    pub(super) fn heard(&mut self, index: usize, event: ChatEvent) -> Option<Choice> {
+    pub(super) fn read(&mut self, index: usize, event: ChatEvent) -> Option<Choice> {
         match event {
             ChatEvent::Prompt(scores) => {
                 let rest: usize = scores.iter().flatten().map(|score| score.token.text.chars().count()).sum();
                 // The first token has no predecessor, so it has no score. Its text is the part of
                 // the echo that the other tokens do not cover.
                 let first = self.offset.saturating_sub(rest);
-                let told = self.scores.get_or_insert_default();
+                let all = self.scores.get_or_insert_default();
                 let mut offset = 0;
                 for (at, score) in scores.into_iter().enumerate() {
-                    told.push(score, &mut offset);
+                    all.push(score, &mut offset);
                     offset = if at == 0 { first } else { offset };
                 }
-                if let (Some(text), Some(token)) = (&self.echo.text, told.tokens.first_mut()) {
+                if let (Some(text), Some(token)) = (&self.echo.text, all.tokens.first_mut()) {
                     *token = text.chars().take(first).collect();
                 }
                 None
@@ -156,7 +156,7 @@ impl Sample {
                     self.usage.completion_tokens = 0;
                     return Some(Choice { finish_reason: Some("length"), ..choice });
                 }
-                let stop_reason = stop_reason.map(StopTold::from);
+                let stop_reason = stop_reason.map(StopReasonBody::from);
                 Some(Choice { finish_reason: Some(finish_reason.label()), stop_reason, ..choice })
             }
             _ => None,

@@ -17,7 +17,7 @@ use super::{
     completion_request::{CompletionFields, CompletionRequest, Prompt},
     head::Head,
     sampling::Sampling,
-    usage::UsageTold,
+    usage::UsageBody,
 };
 use crate::{
     body::JsonBody,
@@ -46,11 +46,11 @@ pub(crate) async fn complete(
     let (count, limit) = (sampling.n.unwrap_or(1), model.requests().1);
     let replies = prompts.len().saturating_mul(count);
     if replies > limit {
-        let told = format!(
+        let message = format!(
             "{} prompts with {count} replies each are too many; at most {limit} may run or wait",
             prompts.len()
         );
-        return Err(ApiError::invalid("prompt", told).hint("split the prompts into several requests"));
+        return Err(ApiError::invalid("prompt", message).hint("split the prompts into several requests"));
     }
     let held = client.hold(replies, room)?;
     let asked = ask(&model, (&shared, &client), prompts, fields, &sampling).await;
@@ -122,9 +122,9 @@ struct Samples {
 }
 
 impl Samples {
-    fn usage(&self) -> UsageTold {
+    fn usage(&self) -> UsageBody {
         let prompts = self.of.chunks(self.count);
-        prompts.map(|samples| UsageTold::of(samples.iter().map(|sample| sample.usage))).sum()
+        prompts.map(|samples| UsageBody::of(samples.iter().map(|sample| sample.usage))).sum()
     }
 }
 
@@ -134,14 +134,14 @@ struct CompletionEncoder {
 }
 
 impl chunks::ChunkEncoder for CompletionEncoder {
-    fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event> {
+    fn encode(&mut self, index: usize, event: ChatEvent) -> Vec<Event> {
         let is_end = matches!(event, ChatEvent::Done { .. });
-        let choice = self.samples.of[index].heard(index, event);
-        let mut told: Vec<_> = choice.map(|choice| sse::json(&self.chunks.chunk(choice))).into_iter().collect();
+        let choice = self.samples.of[index].read(index, event);
+        let mut events: Vec<_> = choice.map(|choice| sse::json(&self.chunks.chunk(choice))).into_iter().collect();
         if is_end {
-            told.extend(self.chunks.end::<Choice>(|| self.samples.usage()));
+            events.extend(self.chunks.end::<Choice>(|| self.samples.usage()));
         }
-        told
+        events
     }
 
     fn failed(&self, error: ChatError) -> ApiError {
@@ -175,7 +175,7 @@ async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Hel
 async fn end(index: usize, mut sample: Sample, mut reply: Reply) -> Result<(Sample, Choice), ChatError> {
     let mut choice = Choice::new(index, sample.echoed().unwrap_or_default());
     while let Some(event) = reply.next().await {
-        if let Some(more) = sample.heard(index, event?) {
+        if let Some(more) = sample.read(index, event?) {
             choice.add(more);
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::usage::UsageTold;
+use super::usage::UsageBody;
 use crate::id;
 
 pub(crate) struct Head {
@@ -24,7 +24,7 @@ pub(crate) struct Answer<'a, C> {
     model: &'a str,
     choices: Vec<C>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<UsageTold>>,
+    usage: Option<Option<UsageBody>>,
     /// vLLM extension, if requested. A stream has it in its first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Arc<[u32]>>,
@@ -37,7 +37,7 @@ impl Head {
         Head { id: id::fresh(prefix), object, created: id::now(), model }
     }
 
-    pub(super) fn answer<C>(&self, choices: Vec<C>, usage: Option<Option<UsageTold>>) -> Answer<'_, C> {
+    pub(super) fn answer<C>(&self, choices: Vec<C>, usage: Option<Option<UsageBody>>) -> Answer<'_, C> {
         let Head { id, object, created, model } = self;
         Answer { id, object, created: *created, model, choices, usage, prompt_token_ids: None }
     }

@@ -23,14 +23,14 @@ pub(crate) async fn all(State(shared): State<Arc<Shared>>) -> Json<Value> {
     let mut data = Vec::new();
     for entry in shared.models.all().into_iter().filter(Entry::is_listed) {
         let facts = facts(&entry).await;
-        data.extend(entry.names.iter().map(|name| told(&entry, name, facts.as_ref())));
+        data.extend(entry.names.iter().map(|name| entry_of(&entry, name, facts.as_ref())));
     }
     Json(json!({"object": "list", "data": data}))
 }
 
 pub(crate) async fn one(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
     let entry = shared.models.listed(&name)?;
-    Ok(Json(told(&entry, &name, facts(&entry).await.as_ref())))
+    Ok(Json(entry_of(&entry, &name, facts(&entry).await.as_ref())))
 }
 
 /// Returns the model's facts, or `None` while the model is loading or restarting.
@@ -40,7 +40,7 @@ async fn facts(entry: &Entry) -> Option<ModelFacts> {
 }
 
 /// Returns OpenAI's fields, vLLM's `root` and `max_model_len`, and the state of the model.
-fn told(entry: &Entry, name: &str, facts: Option<&ModelFacts>) -> Value {
+fn entry_of(entry: &Entry, name: &str, facts: Option<&ModelFacts>) -> Value {
     let tokens = facts.map(|facts| facts.context_tokens);
     let pictures = facts.map(|facts| facts.pictures);
     json!({

@@ -10,7 +10,7 @@ use bursar::{ScoredToken, TokenScore};
 const IMPOSSIBLE: f32 = -9999.0;
 
 /// Replaces minus infinity, which JSON cannot represent.
-pub(super) fn told(log_probability: f32) -> f32 {
+pub(super) fn finite(log_probability: f32) -> f32 {
     log_probability.max(IMPOSSIBLE)
 }
 
@@ -24,20 +24,20 @@ pub(crate) struct ChatLogProbabilities {
 #[derive(Serialize, JsonSchema)]
 struct TokenTold {
     #[serde(flatten)]
-    token: AlternativeTold,
-    top_logprobs: Vec<AlternativeTold>,
+    token: AlternativeBody,
+    top_logprobs: Vec<AlternativeBody>,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct AlternativeTold {
+struct AlternativeBody {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
 }
 
-impl From<ScoredToken> for AlternativeTold {
+impl From<ScoredToken> for AlternativeBody {
     fn from(token: ScoredToken) -> Self {
-        AlternativeTold { token: token.text, logprob: told(token.log_probability), bytes: token.bytes }
+        AlternativeBody { token: token.text, logprob: finite(token.log_probability), bytes: token.bytes }
     }
 }
 
@@ -48,7 +48,7 @@ impl ChatLogProbabilities {
             .into_iter()
             .map(|score| TokenTold {
                 token: score.token.into(),
-                top_logprobs: score.top.into_iter().map(AlternativeTold::from).collect(),
+                top_logprobs: score.top.into_iter().map(AlternativeBody::from).collect(),
             })
             .collect();
         (!content.is_empty()).then_some(ChatLogProbabilities { content, refusal: None })

@@ -8,16 +8,16 @@ use bursar::StopReason;
 /// The stop string or the stop token that ended the reply.
 #[derive(Clone, Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(super) enum StopTold {
+pub(super) enum StopReasonBody {
     Text(String),
     Token(u32),
 }
 
-impl From<StopReason> for StopTold {
+impl From<StopReason> for StopReasonBody {
     fn from(reason: StopReason) -> Self {
         match reason {
-            StopReason::String(text) => StopTold::Text(text),
-            StopReason::Token(id) => StopTold::Token(id),
+            StopReason::String(text) => StopReasonBody::Text(text),
+            StopReason::Token(id) => StopReasonBody::Token(id),
         }
     }
 }

@@ -23,14 +23,14 @@ fn turn(message: ChatMessage, index: usize, sizes: Sizes) -> Result<DraftMessage
         "assistant" => Role::Assistant,
         "tool" | "function" => Role::Tool,
         other => {
-            let told = format!("unknown role `{}`", shortened(other));
-            let error = ApiError::invalid(format!("messages[{index}].role"), told);
+            let message = format!("unknown role `{}`", shortened(other));
+            let error = ApiError::invalid(format!("messages[{index}].role"), message);
             return Err(error.hint("expected system, developer, user, assistant or tool"));
         }
     };
     let mut pieces = Vec::new();
     let reasoning = message.reasoning_content.or(message.reasoning).filter(|reasoning| !reasoning.is_empty());
-    pieces.extend(reasoning.map(|reasoning| Piece::Said(Content::Reasoning(reasoning))));
+    pieces.extend(reasoning.map(|reasoning| Piece::Content(Content::Reasoning(reasoning))));
     for (at, part) in message.content.map(|content| content.0).unwrap_or_default().into_iter().enumerate() {
         pieces.push(piece(part, &format!("messages[{index}].content[{at}]"), sizes)?);
     }
@@ -41,7 +41,7 @@ fn turn(message: ChatMessage, index: usize, sizes: Sizes) -> Result<DraftMessage
     }
     let ids = calls.iter().map(|call| call.id.clone()).collect();
     pieces.extend(
-        calls.into_iter().map(|call| Piece::Said(tool::call(call.id, &call.function.name, call.function.arguments))),
+        calls.into_iter().map(|call| Piece::Content(tool::call(call.id, &call.function.name, call.function.arguments))),
     );
     Ok(DraftMessage { calls: ids, result_of: message.tool_call_id, ..DraftMessage::new(role, pieces) })
 }
@@ -58,7 +58,7 @@ fn piece(part: ContentPart, param: &str, sizes: Sizes) -> Result<Piece, ApiError
         "refusal" => part.refusal.map(Piece::text).ok_or_else(|| lacks("refusal")),
         "thinking" => {
             let thought = part.thinking.ok_or_else(|| lacks("thinking"))?;
-            Ok(Piece::Said(Content::Reasoning(thought)))
+            Ok(Piece::Content(Content::Reasoning(thought)))
         }
         "image_url" | "input_image" => {
             let image = part.image_url.ok_or_else(|| lacks("image_url"))?.0;
@@ -92,9 +92,9 @@ fn piece(part: ContentPart, param: &str, sizes: Sizes) -> Result<Piece, ApiError
             Err(error.hint("send text, pictures or videos"))
         }
         other => {
-            let told = format!("parts of type `{}` are not supported", shortened(other));
+            let message = format!("parts of type `{}` are not supported", shortened(other));
             let hint = "expected text, image_url, image, video_url or video";
-            Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.type"), message).hint(hint))
         }
     }
 }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::{error::Shape, one_or_many::OneOrMany};
 
-    fn said(role: &str, text: &str) -> ChatMessage {
+    fn message(role: &str, text: &str) -> ChatMessage {
         let content = Some(OneOrMany(vec![ContentPart::from(text.to_owned())]));
         ChatMessage { role: role.to_owned(), content, ..ChatMessage::default() }
     }
@@ -117,9 +117,9 @@ mod tests {
                 .expect_err("the role or part is unknown")
                 .body(Shape::OpenAi)
         };
-        assert_eq!(error(said("boss", "a"))["error"]["param"], "messages[0].role");
-        let heard = ContentPart { kind: "input_audio".to_owned(), ..ContentPart::default() };
-        let message = ChatMessage { content: Some(OneOrMany(vec![heard])), ..said("user", "a") };
+        assert_eq!(error(message("boss", "a"))["error"]["param"], "messages[0].role");
+        let audio = ContentPart { kind: "input_audio".to_owned(), ..ContentPart::default() };
+        let message = ChatMessage { content: Some(OneOrMany(vec![audio])), ..message("user", "a") };
         assert_eq!(error(message)["error"]["param"], "messages[0].content[0].type");
     }
 }

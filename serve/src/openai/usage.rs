@@ -9,7 +9,7 @@ use bursar::Usage;
 
 /// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub(crate) struct UsageTold {
+pub(crate) struct UsageBody {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
@@ -29,7 +29,7 @@ struct CompletionTokens {
     reasoning_tokens: usize,
 }
 
-impl UsageTold {
+impl UsageBody {
     /// Prompt tokens, prompt tokens from the prefix cache, and completion tokens.
     pub(crate) fn counts(&self) -> [usize; 3] {
         [self.prompt_tokens, self.prompt_tokens_details.cached_tokens, self.completion_tokens]
@@ -37,33 +37,33 @@ impl UsageTold {
 
     /// Sums the usage of the samples of one prompt. The prompt is counted once.
     pub(crate) fn of(samples: impl IntoIterator<Item = Usage>) -> Self {
-        let mut told = UsageTold::default();
+        let mut found = UsageBody::default();
         for (index, usage) in samples.into_iter().enumerate() {
-            told.prompt_tokens = usage.prompt_tokens;
-            told.prompt_tokens_details.image_tokens = usage.picture_tokens;
+            found.prompt_tokens = usage.prompt_tokens;
+            found.prompt_tokens_details.image_tokens = usage.picture_tokens;
             // The other samples find the prompt in the prefix cache, because the
             // first sample computed it.
             if index == 0 {
-                told.prompt_tokens_details.cached_tokens = usage.cached_tokens;
+                found.prompt_tokens_details.cached_tokens = usage.cached_tokens;
             }
-            told.completion_tokens += usage.completion_tokens;
-            told.completion_tokens_details.reasoning_tokens += usage.reasoning_tokens;
+            found.completion_tokens += usage.completion_tokens;
+            found.completion_tokens_details.reasoning_tokens += usage.reasoning_tokens;
         }
-        told.total_tokens = told.prompt_tokens + told.completion_tokens;
-        told
+        found.total_tokens = found.prompt_tokens + found.completion_tokens;
+        found
     }
 }
 
 /// Sums the usage of several prompts.
-impl Sum for UsageTold {
+impl Sum for UsageBody {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(UsageTold::default(), |mut sum, told| {
-            sum.prompt_tokens += told.prompt_tokens;
-            sum.completion_tokens += told.completion_tokens;
-            sum.total_tokens += told.total_tokens;
-            sum.prompt_tokens_details.cached_tokens += told.prompt_tokens_details.cached_tokens;
-            sum.prompt_tokens_details.image_tokens += told.prompt_tokens_details.image_tokens;
-            sum.completion_tokens_details.reasoning_tokens += told.completion_tokens_details.reasoning_tokens;
+        all.fold(UsageBody::default(), |mut sum, usage| {
+            sum.prompt_tokens += usage.prompt_tokens;
+            sum.completion_tokens += usage.completion_tokens;
+            sum.total_tokens += usage.total_tokens;
+            sum.prompt_tokens_details.cached_tokens += usage.prompt_tokens_details.cached_tokens;
+            sum.prompt_tokens_details.image_tokens += usage.prompt_tokens_details.image_tokens;
+            sum.completion_tokens_details.reasoning_tokens += usage.completion_tokens_details.reasoning_tokens;
             sum
         })
     }
@@ -79,8 +79,8 @@ mod tests {
         (first.prompt_tokens, first.picture_tokens, first.completion_tokens) = (10, 4, 3);
         let mut second = first;
         (second.cached_tokens, second.completion_tokens) = (10, 5);
-        let told = serde_json::to_value(UsageTold::of([first, second])).expect("JSON");
-        assert_eq!(told["total_tokens"], 18);
-        assert_eq!(told["prompt_tokens_details"]["cached_tokens"], 0);
+        let json = serde_json::to_value(UsageBody::of([first, second])).expect("JSON");
+        assert_eq!(json["total_tokens"], 18);
+        assert_eq!(json["prompt_tokens_details"]["cached_tokens"], 0);
     }
 }

@@ -16,14 +16,14 @@ use tokio::task::JoinHandle;
 use super::{
     faults::{Moment, Victim, Way, inject_fault},
     table::Outcome,
-    world::{BESIDE, FAULTED, HeldLoad, World, expected, long, weights_of},
+    world::{FAULTED, HeldLoad, OTHER_MODEL, World, expected, long, weights_of},
 };
 use crate::stage::{ask, at, device, eventually, listen};
 
 /// Number of requests to the faulted model.
 const STRUCK_CHATS: usize = 3;
 /// Index of the chat that the other model gets. The faulted model gets the chats before it.
-const BESIDE_CHAT: usize = 3;
+const OTHER_CHAT: usize = 3;
 
 /// Runs the cells of a victim. A world that survives is used again, and a dead world is replaced.
 pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
@@ -79,9 +79,9 @@ struct Case {
 /// Requests in progress: several to the faulted model, and one to the other model.
 struct UnderWay {
     replies: Vec<Reply>,
-    beside: Reply,
+    other_model: Reply,
     /// The text of the first event, if the cell waits for one.
-    heard: String,
+    received: String,
 }
 
 impl Case {
@@ -96,19 +96,19 @@ impl Case {
         at(format!("{}, {place}", self.name), world.runtime.budget());
     }
 
-    async fn ask(&self, faulted: Option<&ModelHandle>, beside: &ModelHandle) -> UnderWay {
+    async fn ask(&self, faulted: Option<&ModelHandle>, other_model: &ModelHandle) -> UnderWay {
         let mut replies = Vec::new();
         if let (Some(model), Moment::Prefilling | Moment::Decoding) = (faulted, self.moment) {
             for number in 0..STRUCK_CHATS {
                 replies.push(model.chat(long(number)).await.expect("accepted"));
             }
         }
-        let beside = beside.chat(long(BESIDE_CHAT)).await.expect("accepted");
-        let mut heard = String::new();
+        let other_model = other_model.chat(long(OTHER_CHAT)).await.expect("accepted");
+        let mut received = String::new();
         if self.moment == Moment::Decoding {
-            heard.push_str(replies[0].next().await.expect("an event").expect("text").text());
+            received.push_str(replies[0].next().await.expect("an event").expect("text").text());
         }
-        UnderWay { replies, beside, heard }
+        UnderWay { replies, other_model, received }
     }
 
     /// Checks that every reply is the same as without the fault, with nothing repeated or lost.
@@ -117,16 +117,18 @@ impl Case {
         for (number, reply) in under_way.replies.into_iter().enumerate() {
             let whole = listen(reply).await.unwrap_or_else(|error| panic!("{case}, chat {number}: {error}"));
             let expected = expected(number).await;
-            let heard = if number == 0 { under_way.heard.clone() } else { String::new() } + &whole.pieces.concat();
-            assert_eq!(heard, expected.text, "{case}, chat {number}: the pieces");
+            let received =
+                if number == 0 { under_way.received.clone() } else { String::new() } + &whole.pieces.concat();
+            assert_eq!(received, expected.text, "{case}, chat {number}: the pieces");
             assert_eq!(
                 (whole.text, whole.finish_reason, whole.usage),
                 (expected.text.clone(), expected.finish_reason, expected.usage),
                 "{case}, chat {number}"
             );
         }
-        let beside = listen(under_way.beside).await.unwrap_or_else(|error| panic!("{case}, the other model: {error}"));
-        assert_eq!(beside.text, expected(BESIDE_CHAT).await.text, "{case}: the other model");
+        let other_model =
+            listen(under_way.other_model).await.unwrap_or_else(|error| panic!("{case}, the other model: {error}"));
+        assert_eq!(other_model.text, expected(OTHER_CHAT).await.text, "{case}: the other model");
     }
 
     /// Returns the number of requests to the faulted model that were in progress when
@@ -136,8 +138,8 @@ impl Case {
         let model = world.faulted().await;
         let before = world.snapshot().await;
         let (backs, generation) = (world.device.counts().backs, model.serving().await.expect("a model").generation);
-        let generation_beside = world.beside.serving().await.expect("the model serves").generation;
-        let under_way = self.ask(Some(&model), &world.beside).await;
+        let other_generation = world.other_model.serving().await.expect("the model serves").generation;
+        let under_way = self.ask(Some(&model), &world.other_model).await;
         inject_fault(world, FAULTED, self.victim, self.way).await;
         let in_progress = model.requests().0;
         self.at("all replies", world);
@@ -158,8 +160,8 @@ impl Case {
         } else {
             assert_eq!(serving.generation, generation, "{case}: the model keeps its generation");
         }
-        let beside = world.beside.serving().await.expect("the model serves").generation;
-        assert_eq!(beside, generation_beside, "{case}: no actor of the other model died");
+        let other_model = world.other_model.serving().await.expect("the model serves").generation;
+        assert_eq!(other_model, other_generation, "{case}: no actor of the other model died");
         let after = world.snapshot().await;
         assert_eq!(weights_of(&after, FAULTED), weights_of(&before, FAULTED), "{case}: rule 10, the lease is kept");
         assert!(weights_of(&after, FAULTED).is_some());
@@ -181,7 +183,7 @@ impl Case {
         let case = &self.name;
         let held = world.load_until(self.moment).await;
         let before = world.snapshot().await;
-        let under_way = self.ask(None, &world.beside).await;
+        let under_way = self.ask(None, &world.other_model).await;
         inject_fault(world, FAULTED, self.victim, self.way).await;
         let loads = held.loads.clone();
         self.at("its start goes on", world);
@@ -205,7 +207,7 @@ impl Case {
         world.faulted = None;
         world.runtime.unload(FAULTED).await.expect("the model unloads");
         let ledger = world.snapshot().await;
-        assert!(ledger.leases.iter().all(|line| line.model.to_string() == BESIDE), "{}: {ledger}", self.name);
+        assert!(ledger.leases.iter().all(|line| line.model.to_string() == OTHER_MODEL), "{}: {ledger}", self.name);
         assert_eq!(world.device.counts().backed, ledger.granted, "{}", self.name);
     }
 
@@ -218,10 +220,10 @@ impl Case {
             Moment::Loading | Moment::Profiling => held = Some(world.load_until(self.moment).await),
             _ => model = Some(world.faulted().await),
         }
-        let UnderWay { mut replies, beside, .. } = self.ask(model.as_ref(), &world.beside).await;
-        replies.push(beside);
+        let UnderWay { mut replies, other_model, .. } = self.ask(model.as_ref(), &world.other_model).await;
+        replies.push(other_model);
         inject_fault(&world, FAULTED, self.victim, self.way).await;
-        let in_progress = model.as_ref().unwrap_or(&world.beside).requests().0;
+        let in_progress = model.as_ref().unwrap_or(&world.other_model).requests().0;
         self.at("its start ends", &world);
         if let Some(held) = held {
             match held.go_on().await.err().unwrap_or_else(|| panic!("{case}: the start fails")) {
@@ -239,7 +241,7 @@ impl Case {
                 Err(error) => panic!("{case}: {error:?}"),
             }
         }
-        for model in model.iter().chain([&world.beside]) {
+        for model in model.iter().chain([&world.other_model]) {
             let error = ask(model, long(0)).await.expect_err(case);
             assert!(matches!(error, ChatError::Stopped { .. }), "{case}: {error:?}");
         }
@@ -249,7 +251,11 @@ impl Case {
         drop((world, model));
         assert_free(&device, case).await;
         let again = World::on(device.clone()).await;
-        assert_eq!(ask(&again.beside, long(0)).await.expect(case).text, expected(0).await.text, "{case}: restarted");
+        assert_eq!(
+            ask(&again.other_model, long(0)).await.expect(case).text,
+            expected(0).await.text,
+            "{case}: restarted"
+        );
         (in_progress, again)
     }
 }

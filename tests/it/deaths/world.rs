@@ -23,12 +23,12 @@ use crate::stage::{Whole, about, ask, device, placed, small};
 /// Name of the model that gets the faults.
 pub const FAULTED: &str = "faulted";
 /// Name of the other model.
-pub const BESIDE: &str = "beside";
+pub const OTHER_MODEL: &str = "other_model";
 
 pub struct World {
     pub device: Arc<HostDevice>,
     pub runtime: Runtime,
-    pub beside: ModelHandle,
+    pub other_model: ModelHandle,
     /// The model that gets the faults, once it is loaded.
     pub faulted: Option<ModelHandle>,
 }
@@ -94,8 +94,9 @@ impl World {
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start_linked(config, guard.get_cell()).await.expect("a host device starts");
-        let beside = runtime.load_with(ModelSource::demo(), options(BESIDE), |_| {}).await.expect("the model starts");
-        World { device, runtime, beside, faulted: None }
+        let other_model =
+            runtime.load_with(ModelSource::demo(), options(OTHER_MODEL), |_| {}).await.expect("the model starts");
+        World { device, runtime, other_model, faulted: None }
     }
 
     pub async fn engine(&self, name: &str) -> ActorCell {

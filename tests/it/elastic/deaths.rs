@@ -54,7 +54,7 @@ fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
             } else {
                 card.regained().await;
             }
-            crowd.home().await;
+            crowd.finish().await;
             let Card { device, runtime, .. } = card;
             runtime.shutdown().await;
             eventually("all memory is unbacked", async || device.counts().backed == Bytes::ZERO).await;
@@ -82,7 +82,7 @@ fn any_death_during_a_growth_returns_every_byte_and_chats_continue() {
                 card.regained().await;
             }
             assert_eq!(answer(&card.model, long(1)).await, expected[1], "{victim}");
-            crowd.home().await;
+            crowd.finish().await;
             let Card { device, runtime, .. } = card;
             runtime.shutdown().await;
             eventually("all memory is unbacked", async || device.counts().backed == Bytes::ZERO).await;
@@ -138,6 +138,6 @@ fn replies_stay_the_same_under_random_foreign_memory_and_deaths() {
         }
         card.device.foreign_gives_back(Bytes::gib(1));
         card.regained().await;
-        crowd.home().await;
+        crowd.finish().await;
     });
 }

@@ -106,8 +106,8 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         let refused = card.runtime.budget().try_lease(Class::external("index"), Bytes::mib(24)).await;
         refused.expect_err("the device has less memory");
         books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;
-        let told = books.events[before..].iter().map(Event::name).collect::<Vec<_>>();
-        assert_eq!(told, ["restart", "lease_refused"]);
+        let names = books.events[before..].iter().map(Event::name).collect::<Vec<_>>();
+        assert_eq!(names, ["restart", "lease_refused"]);
 
         // Everything ends.
         let Card { runtime, model, .. } = card;

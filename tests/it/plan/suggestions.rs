@@ -104,7 +104,8 @@ impl Subject {
         let (model, target) = &self.models[card];
         let pictures = self.checkpoint.image_processor.as_ref();
         let place = MemoryState { canary: knobs.canary.or(place.canary), ..place };
-        let question = Question { model, pictures, target: Target::Cuda(*target), options: &options, place };
+        let question =
+            Question { model, pictures, checkpoint: None, target: Target::Cuda(*target), options: &options, place };
         let forecast = Forecast::of(&question).ok()?;
         Some((options, forecast))
     }
@@ -125,12 +126,13 @@ impl Subject {
                 (None, Some(Change::Size(total))) if *knob == TOTAL => elsewhere.total = *total,
                 wrong => panic!("{wrong:?} cannot be set"),
             }
-            let told = || format!("{} on card {card} with {settings:?}: {name} {to:?}", self.name);
-            let (_, fitting) =
-                self.forecast(card, &changed, elsewhere).unwrap_or_else(|| panic!("the plan is refused: {}", told()));
-            assert!(fitting.fits(), "{}: {:?}", told(), fitting.unfit);
-            if let Some(said) = options.names.of(knob) {
-                assert_eq!(said, name, "the suggestion uses the typed name");
+            let context = || format!("{} on card {card} with {settings:?}: {name} {to:?}", self.name);
+            let (_, fitting) = self
+                .forecast(card, &changed, elsewhere)
+                .unwrap_or_else(|| panic!("the plan is refused: {}", context()));
+            assert!(fitting.fits(), "{}: {:?}", context(), fitting.unfit);
+            if let Some(typed) = options.names.of(knob) {
+                assert_eq!(typed, name, "the suggestion uses the typed name");
             }
         });
         tried.count()

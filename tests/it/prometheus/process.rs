@@ -4,7 +4,7 @@ use bursar_budgets::testing::HostControl;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bursar::{
-    DeviceChoice, FaultInjection, Health, Intensity, LoadOptions, Placement, Placing, Runtime, RuntimeConfig,
+    DeviceChoice, FaultInjection, Health, Intensity, LoadOptions, Placement, PlacementRequest, Runtime, RuntimeConfig,
     messages::SchedulerMessage,
 };
 
@@ -105,7 +105,7 @@ fn one_address_shows_the_runtimes_of_several_devices() {
     alone(name, async {
         let named = |name: &str| (ModelSource::demo(), LoadOptions { name: Some(name.to_owned()), ..small() });
         let (of, models) = (DeviceChoice::HostRanks(2, Bytes::mib(192)), vec![named("first"), named("second")]);
-        let placed = Placing { of, ranks: Some(1), models: models.clone(), canary: None }.place().await;
+        let placed = PlacementRequest { of, ranks: Some(1), models: models.clone(), canary: None }.place().await;
         let (mut runtimes, mut handles) = (Vec::new(), Vec::new());
         for (Placement { device, .. }, (source, options)) in
             placed.expect("two devices are chosen").into_iter().zip(models)
@@ -121,11 +121,11 @@ fn one_address_shows_the_runtimes_of_several_devices() {
         metrics.add(&runtimes[0]);
         assert!(events().await.iter().all(|event| event["device"].is_null()), "events of one device name no device");
         metrics.add(&runtimes[1]);
-        let told = events().await;
+        let events = events().await;
         for device in ["host#0", "host#1"] {
-            assert!(told.iter().any(|event| event["device"] == device && event["event"] == "ready"), "{told:?}");
+            assert!(events.iter().any(|event| event["device"] == device && event["event"] == "ready"), "{events:?}");
         }
-        assert!(told.is_sorted_by_key(|event| event["at"].as_f64()), "{told:?}");
+        assert!(events.is_sorted_by_key(|event| event["at"].as_f64()), "{events:?}");
         let (status, body) = asked("/health").await;
         let body: Value = serde_json::from_str(&body).expect("JSON");
         assert!(status.contains("200") && body["models"] == json!({"first": "ready", "second": "ready"}), "{body}");

@@ -71,8 +71,11 @@ fn a_failed_model_is_reported_and_other_models_answer() {
         for answer in answers {
             let error = answer.error();
             assert_eq!((answer.status, error["code"].as_str()), (404, Some("model_not_found")));
-            let told = error["message"].as_str().unwrap_or_default();
-            assert!(told.contains("failed to load: no such file") && told.contains("expected one of: demo"), "{told}");
+            let message = error["message"].as_str().unwrap_or_default();
+            assert!(
+                message.contains("failed to load: no such file") && message.contains("expected one of: demo"),
+                "{message}"
+            );
         }
         let message = fixture.post("/v1/messages", &asked).await;
         assert_eq!((message.status, &message.json()["error"]["type"]), (404, &json!("not_found_error")));
@@ -228,11 +231,11 @@ fn several_prompts_sum_their_usage_and_echoes_have_offsets() {
         assert_eq!(both["usage"]["completion_tokens"], 8);
         let echo =
             ask(json!({"prompt": "Hello there", "max_tokens": 2, "echo": true, "logprobs": 0, "temperature": 0})).await;
-        let (text, told) = (echo["choices"][0]["text"].as_str().expect("text"), &echo["choices"][0]["logprobs"]);
+        let (text, scores) = (echo["choices"][0]["text"].as_str().expect("text"), &echo["choices"][0]["logprobs"]);
         let pieces: Vec<_> =
-            told["tokens"].as_array().expect("tokens").iter().filter_map(|token| token.as_str()).collect();
+            scores["tokens"].as_array().expect("tokens").iter().filter_map(|token| token.as_str()).collect();
         assert_eq!(pieces.concat(), text);
-        for (offset, piece) in told["text_offset"].as_array().expect("offsets").iter().zip(&pieces) {
+        for (offset, piece) in scores["text_offset"].as_array().expect("offsets").iter().zip(&pieces) {
             let at = usize::try_from(offset.as_u64().expect("a number")).expect("small");
             assert!(text[at..].starts_with(piece), "{echo}");
         }
@@ -252,9 +255,9 @@ fn several_prompts_sum_their_usage_and_echoes_have_offsets() {
 fn tokenize_and_detokenize_are_inverse() {
     story(async {
         let fixture = Fixture::usual().await;
-        let told = fixture.post("/tokenize", &json!({"prompt": "Hello!", "return_token_strs": true})).await.json();
-        assert_eq!(told["count"].as_u64(), Some(told["tokens"].as_array().expect("ids").len() as u64));
-        assert_eq!(fixture.post("/detokenize", &json!({"tokens": told["tokens"]})).await.json()["prompt"], "Hello!");
+        let value = fixture.post("/tokenize", &json!({"prompt": "Hello!", "return_token_strs": true})).await.json();
+        assert_eq!(value["count"].as_u64(), Some(value["tokens"].as_array().expect("ids").len() as u64));
+        assert_eq!(fixture.post("/detokenize", &json!({"tokens": value["tokens"]})).await.json()["prompt"], "Hello!");
         let chat = fixture.post("/tokenize", &hello(json!({}))).await.json();
         let answer = fixture.chat(json!({})).await.json();
         assert_eq!(chat["count"], answer["usage"]["prompt_tokens"]);

@@ -14,8 +14,10 @@ fn body(answer: &str) -> Value {
 }
 
 fn is_error_of(line: &Value, model: &str) -> bool {
-    let told = line["message"].as_str().unwrap_or_default();
-    line["level"] == "ERROR" && told.starts_with(&format!("{model} failed to load: ")) && told.contains("/no/such/")
+    let message = line["message"].as_str().unwrap_or_default();
+    line["level"] == "ERROR"
+        && message.starts_with(&format!("{model} failed to load: "))
+        && message.contains("/no/such/")
 }
 
 #[test]
@@ -26,7 +28,7 @@ fn a_failed_model_is_logged_and_other_models_are_served() {
     let [error] = errors[..] else { panic!("expected one error: {:#?}", program.begun) };
     assert!(error["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{error}");
     let begin = "warning: these models failed to load";
-    let is_told = |line: &Value| line["message"].as_str().is_some_and(|told| told.starts_with(begin));
+    let is_told = |line: &Value| line["message"].as_str().is_some_and(|text| text.starts_with(begin));
     let lines = program.until(is_told);
     assert!(lines.iter().any(|line| is_error_of(line, "last")), "{lines:#?}");
     let last = lines.last().and_then(|line| line["message"].as_str()).unwrap_or_default();
@@ -43,7 +45,7 @@ fn a_failed_model_is_logged_and_other_models_are_served() {
         assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
         let error = body(&answer)["error"].clone();
         assert_eq!(error["code"], "model_not_found");
-        assert!(error["message"].as_str().is_some_and(|told| told.contains("failed to load: ")), "{error}");
+        assert!(error["message"].as_str().is_some_and(|text| text.contains("failed to load: ")), "{error}");
     }
     let answer = program.post("/v1/chat/completions", "", &hello(json!({"max_tokens": 3})));
     assert_eq!(body(&answer)["usage"]["completion_tokens"], 3);
@@ -59,14 +61,14 @@ fn a_server_without_any_loaded_model_ends_with_reasons() {
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let told = ended(&["/no/such/a", "/no/such/b"]);
-    let errors: Vec<_> = told.lines().filter(|line| line.starts_with("error: ")).collect();
-    let [first, second, last] = errors[..] else { panic!("expected three errors: {told}") };
+    let outcome = ended(&["/no/such/a", "/no/such/b"]);
+    let errors: Vec<_> = outcome.lines().filter(|line| line.starts_with("error: ")).collect();
+    let [first, second, last] = errors[..] else { panic!("expected three errors: {outcome}") };
     for (error, model) in [(first, "/no/such/a"), (second, "/no/such/b")] {
-        assert!(error.contains("failed to load: ") && error.contains(model), "{told}");
+        assert!(error.contains("failed to load: ") && error.contains(model), "{outcome}");
     }
     assert_eq!(last, "error: none of the 2 models could be loaded");
-    assert_eq!(told.matches("\n hint: ").count(), 3, "{told}");
+    assert_eq!(outcome.matches("\n hint: ").count(), 3, "{outcome}");
     let alone = ended(&["/no/such/a"]);
     assert_eq!(alone.matches("error: ").count(), 1, "a single reason is printed once: {alone}");
 }

@@ -41,10 +41,10 @@ impl Fixture {
     }
 
     /// Sends these bytes and reads until the server closes the connection.
-    pub async fn say(&self, said: &[u8]) -> Answer {
+    pub async fn say(&self, sent: &[u8]) -> Answer {
         let mut stream = self.connect().await;
         // A server that refuses early may close before everything is written.
-        drop(stream.write_all(said).await);
+        drop(stream.write_all(sent).await);
         Answer::of(&rest(stream).await)
     }
 
@@ -85,10 +85,10 @@ pub fn posted(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
 
 /// Reads until the server closes the connection.
 pub async fn rest(mut stream: TcpStream) -> Vec<u8> {
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     // A connection reset after a refusal also counts as the end.
-    drop(timeout(PATIENCE, stream.read_to_end(&mut heard)).await.expect("the server closes in time"));
-    heard
+    drop(timeout(PATIENCE, stream.read_to_end(&mut received)).await.expect("the server closes in time"));
+    received
 }
 
 #[derive(Debug)]
@@ -99,9 +99,9 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn of(heard: &[u8]) -> Answer {
-        let heard = String::from_utf8_lossy(heard).into_owned();
-        let (head, body) = heard.split_once("\r\n\r\n").unwrap_or((&heard, ""));
+    fn of(bytes: &[u8]) -> Answer {
+        let received = String::from_utf8_lossy(bytes).into_owned();
+        let (head, body) = received.split_once("\r\n\r\n").unwrap_or((&received, ""));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
         Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
     }

@@ -20,18 +20,18 @@ fn a_model_restart_only_pauses_a_stream() {
             .write_all(&posted("/v1/chat/completions", "", hello(fields).to_string().as_bytes()))
             .await
             .expect("the server reads");
-        let mut heard = vec![0; 900];
-        stream.read_exact(&mut heard).await.expect("the reply streams");
+        let mut read = vec![0; 900];
+        stream.read_exact(&mut read).await.expect("the reply streams");
         fixture.stage.model.serving().await.expect("the model serves").scheduler.kill();
-        heard.extend(rest(stream).await);
-        let heard = String::from_utf8(heard).expect("text");
-        let texts: String = heard
+        read.extend(rest(stream).await);
+        let received = String::from_utf8(read).expect("text");
+        let texts: String = received
             .lines()
             .filter_map(|line| serde_json::from_str::<serde_json::Value>(line.strip_prefix("data: ")?).ok())
             .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
             .collect();
         assert_eq!(texts, whole);
-        assert!(heard.contains("data: [DONE]") && !heard.contains("\"error\""), "{heard}");
+        assert!(received.contains("data: [DONE]") && !received.contains("\"error\""), "{received}");
         fixture.end().await;
     });
 }
@@ -50,9 +50,9 @@ fn a_shutdown_finishes_running_requests_and_refuses_new_ones() {
         assert_eq!(fixture.get("/health/live").await.status, 200);
         let late = fixture.chat(json!({})).await;
         assert_eq!((late.status, late.error()["type"].as_str()), (503, Some("service_unavailable_error")));
-        let (heard, ()) = tokio::join!(rest(running), fixture.server.shutdown());
-        let heard = String::from_utf8(heard).expect("text");
-        assert!(heard.contains("\"finish_reason\":\"length\"") && heard.contains("[DONE]"), "{heard}");
+        let (received, ()) = tokio::join!(rest(running), fixture.server.shutdown());
+        let received = String::from_utf8(received).expect("text");
+        assert!(received.contains("\"finish_reason\":\"length\"") && received.contains("[DONE]"), "{received}");
         assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the server no longer listens");
         fixture.stage.runtime.shutdown().await;
     });
@@ -81,16 +81,16 @@ fn budget_event_streams_do_not_delay_a_shutdown() {
         let fixture = Fixture::usual().await;
         let mut watching = fixture.connect().await;
         watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("a write");
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         // The stream begins with events from before the connection.
-        let is_told = |heard: &[u8]| {
-            ["event: budget", "\"event\":\"ready\""].iter().all(|part| String::from_utf8_lossy(heard).contains(part))
+        let is_told = |received: &[u8]| {
+            ["event: budget", "\"event\":\"ready\""].iter().all(|part| String::from_utf8_lossy(received).contains(part))
         };
-        while !is_told(&heard) {
+        while !is_told(&received) {
             let mut piece = [0; 4096];
             let read = watching.read(&mut piece).await.expect("the reply streams");
             assert!(read > 0, "the stream ended");
-            heard.extend_from_slice(&piece[..read]);
+            received.extend_from_slice(&piece[..read]);
         }
         let begun = std::time::Instant::now();
         fixture.end().await;

@@ -86,7 +86,7 @@ fn a_refused_schema_names_the_path_of_the_fault() {
             assert_eq!(answer.status, 400, "{}", answer.body);
             let error = &answer.json()["error"];
             assert_eq!(error["param"], "response_format", "{error}");
-            assert!(error["message"].as_str().is_some_and(|told| told.contains(&format!("at {place}"))), "{error}");
+            assert!(error["message"].as_str().is_some_and(|text| text.contains(&format!("at {place}"))), "{error}");
         }
         fixture.end().await;
     });
@@ -104,8 +104,8 @@ fn reply_changing_fields_are_served_or_refused_by_name() {
             json!({"guided_json": schema}),
         ] {
             let answer = fixture.chat(fields.clone()).await.json();
-            let told: Value = serde_json::from_str(&text(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"));
-            assert_eq!(told["a"], 7, "{fields}");
+            let json: Value = serde_json::from_str(&text(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"));
+            assert_eq!(json["a"], 7, "{fields}");
         }
         assert_eq!(text(&fixture.chat(json!({"guided_choice": ["yes"]})).await.json()), "yes");
         let formed = text(&fixture.chat(json!({"guided_regex": "ab{2}c"})).await.json());
@@ -374,9 +374,9 @@ fn http_metrics_count_requests_under_bursar_and_vllm_names() {
     story(async {
         // A process has only one metrics recorder, so this test starts a separate process.
         let program = Program::start(&["--metrics-names", "vllm"]);
-        let say = async |said: Vec<u8>| {
+        let say = async |bytes: Vec<u8>| {
             let mut stream = TcpStream::connect(program.address()).await.expect("the server listens");
-            stream.write_all(&said).await.expect("the server reads");
+            stream.write_all(&bytes).await.expect("the server reads");
             String::from_utf8(rest(stream).await).expect("text")
         };
         let get =
@@ -406,7 +406,7 @@ fn http_metrics_count_requests_under_bursar_and_vllm_names() {
             "vllm:time_to_first_token_seconds_bucket{model_name=",
             "vllm:request_success_total{model_name=",
         ] {
-            assert!(scraped.lines().any(|told| told.starts_with(line)), "{line}\n{scraped}");
+            assert!(scraped.lines().any(|text| text.starts_with(line)), "{line}\n{scraped}");
         }
     });
 }

@@ -53,15 +53,16 @@ fn an_oversized_text_is_refused_without_tokenizing_it() {
             let begun = Instant::now();
             let answer = fixture.post(path, &body).await;
             assert_eq!(answer.status, 400, "{path}: {}", &answer.body[..answer.body.len().min(300)]);
-            let told = answer.error()["message"].as_str().expect("a message").to_owned();
-            let is_named = told.contains("maximum context length is 256 tokens") || told.contains("prompt is too long");
-            assert!(is_named && told.len() < 300, "{path}: {told}");
+            let message = answer.error()["message"].as_str().expect("a message").to_owned();
+            let is_named =
+                message.contains("maximum context length is 256 tokens") || message.contains("prompt is too long");
+            assert!(is_named && message.len() < 300, "{path}: {message}");
             assert!(begun.elapsed() < Duration::from_secs(5), "{path}: {:?}", begun.elapsed());
         }
         // If a prompt is only a little too long, its tokens are counted.
         let answer = fixture.chat(json!({"messages": [{"role": "user", "content": "shape ".repeat(1000)}]})).await;
-        let told = answer.error()["message"].as_str().expect("a message").to_owned();
-        assert!(told.contains("but the prompt has 1") && !told.contains("more than"), "{told}");
+        let message = answer.error()["message"].as_str().expect("a message").to_owned();
+        assert!(message.contains("but the prompt has 1") && !message.contains("more than"), "{message}");
         assert_eq!(fixture.chat(json!({"max_tokens": 1})).await.status, 200);
         fixture.end().await;
     });
@@ -210,8 +211,8 @@ fn admin_routes_need_an_admin_key_unless_the_server_is_local() {
             let server = Server::start(service, "0.0.0.0:0", None).await.expect("a free port");
             let mut stream = TcpStream::connect(("127.0.0.1", server.addr().port())).await.expect("the server listens");
             stream.write_all(&with("POST", "/wake_up", "")).await.expect("the server reads");
-            let heard = String::from_utf8(rest(stream).await).expect("text");
-            assert!(heard.starts_with(&format!("HTTP/1.1 {status} ")), "{heard}");
+            let received = String::from_utf8(rest(stream).await).expect("text");
+            assert!(received.starts_with(&format!("HTTP/1.1 {status} ")), "{received}");
             server.shutdown().await;
         }
         stage.runtime.shutdown().await;
@@ -232,8 +233,8 @@ fn pipes_below_the_media_root_are_refused() {
             let part = json!({"type": kind, kind: {"url": "file:///picture.png"}});
             let asked = fixture.chat(json!({"messages": [{"role": "user", "content": [part]}]}));
             let answer = timeout(Duration::from_secs(5), asked).await.expect("the server does not wait for a writer");
-            let told = answer.error()["message"].as_str().expect("text").to_owned();
-            assert!(answer.status == 400 && told.contains("not a plain file"), "{kind}: {told}");
+            let message = answer.error()["message"].as_str().expect("text").to_owned();
+            assert!(answer.status == 400 && message.contains("not a plain file"), "{kind}: {message}");
         }
         fixture.end().await;
     });
@@ -259,25 +260,29 @@ fn replies_that_outlast_the_drain_fail_while_health_is_answered() {
         let health = async || {
             let Ok(mut stream) = TcpStream::connect(address).await else { return String::new() };
             stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("the server reads");
-            let mut heard = String::new();
-            drop(stream.read_to_string(&mut heard).await);
-            heard
+            let mut received = String::new();
+            drop(stream.read_to_string(&mut received).await);
+            received
         };
         pause(Duration::from_millis(100)).await;
-        let told = health().await;
+        let status = health().await;
         let has_ended = ending.is_finished();
-        assert!(has_ended || told.contains("503") && told.contains("\"ending\":true"), "{told}");
-        let mut heard = Vec::new();
+        assert!(has_ended || status.contains("503") && status.contains("\"ending\":true"), "{status}");
+        let mut received = Vec::new();
         for stream in streams {
-            heard.push(String::from_utf8(rest(stream).await).expect("text"));
+            received.push(String::from_utf8(rest(stream).await).expect("text"));
         }
         ending.await.expect("the server ends");
         // A fast machine may have finished the replies in time.
-        if !heard[0].contains("\"finish_reason\":\"length\"") {
-            assert!(heard[0].contains("shutting down") && heard[0].contains("data: [DONE]"), "{}", heard[0]);
+        if !received[0].contains("\"finish_reason\":\"length\"") {
+            assert!(received[0].contains("shutting down") && received[0].contains("data: [DONE]"), "{}", received[0]);
         }
-        if !heard[1].contains("\"finish_reason\":\"length\"") {
-            assert!(heard[1].starts_with("HTTP/1.1 503") && heard[1].contains("shutting down"), "{}", heard[1]);
+        if !received[1].contains("\"finish_reason\":\"length\"") {
+            assert!(
+                received[1].starts_with("HTTP/1.1 503") && received[1].contains("shutting down"),
+                "{}",
+                received[1]
+            );
         }
         fixture.stage.runtime.shutdown().await;
     });

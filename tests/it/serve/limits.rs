@@ -79,9 +79,9 @@ fn a_client_that_half_closes_after_its_request_is_answered() {
             let request = request.replace("connection: close\r\n", "");
             stream.write_all(request.as_bytes()).await.expect("the server reads");
             stream.shutdown().await.expect("the stream closes");
-            let heard = String::from_utf8(rest(stream).await).expect("text");
+            let received = String::from_utf8(rest(stream).await).expect("text");
             let ends = if is_streamed { "[DONE]" } else { "\"completion_tokens\":150" };
-            assert!(heard.starts_with("HTTP/1.1 200") && heard.contains(ends), "{heard}");
+            assert!(received.starts_with("HTTP/1.1 200") && received.contains(ends), "{received}");
         }
         fixture.end().await;
     });
@@ -93,8 +93,8 @@ fn bodies_are_limited_with_or_without_a_content_length() {
         let serve = ServeOptions { body_bytes: Bytes::kib(4), ..ServeOptions::default() };
         let fixture = Fixture::with(small(), serve).await;
         let large = hello(json!({"user": "u".repeat(5000)})).to_string();
-        let told = fixture.say(&posted("/v1/chat/completions", "", large.as_bytes())).await;
-        assert_eq!((told.status, told.error()["code"].as_str()), (413, Some("request_too_large")));
+        let found = fixture.say(&posted("/v1/chat/completions", "", large.as_bytes())).await;
+        assert_eq!((found.status, found.error()["code"].as_str()), (413, Some("request_too_large")));
         let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
         let untold = [head, &format!("{:x}\r\n{large}\r\n0\r\n\r\n", large.len())].concat();
         assert_eq!(fixture.say(untold.as_bytes()).await.status, 413);
@@ -141,8 +141,8 @@ fn slow_headers_bodies_and_readers_are_dropped() {
         for silent in ["", "GET /health HT", "GET /health HTTP/1.1\r\nhost: localhost\r\nx: "] {
             let mut stream = fixture.connect().await;
             stream.write_all(silent.as_bytes()).await.expect("the server reads");
-            let heard = rest(stream).await;
-            assert!(heard.is_empty() || heard.starts_with(b"HTTP/1.1 408"), "{silent:?}");
+            let received = rest(stream).await;
+            assert!(received.is_empty() || received.starts_with(b"HTTP/1.1 408"), "{silent:?}");
         }
         let mut stream = fixture.connect().await;
         let head =
@@ -157,9 +157,9 @@ fn slow_headers_bodies_and_readers_are_dropped() {
         stream.write_all(&posted("/v1/chat/completions", "", body.to_string().as_bytes())).await.expect("a write");
         until_requests(&fixture.stage.model, 8).await;
         until_requests(&fixture.stage.model, 0).await;
-        let mut heard = [0; 12];
-        stream.read_exact(&mut heard).await.expect("the reply has begun");
-        assert_eq!(&heard, b"HTTP/1.1 200");
+        let mut received = [0; 12];
+        stream.read_exact(&mut received).await.expect("the reply has begun");
+        assert_eq!(&received, b"HTTP/1.1 200");
         fixture.end().await;
     });
 }

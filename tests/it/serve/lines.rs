@@ -43,17 +43,17 @@ impl Program {
         command.args(["serve", "--device", device, "--port", "0", "--profile-cache", "none", "--log", "json"]);
         command.args(small).args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("the program runs");
-        let (told, lines) = sync_channel(10_000);
+        let (sender, lines) = sync_channel(10_000);
         let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
         std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 let line = serde_json::from_str(&line).unwrap_or_else(|_| panic!("not a JSON line: {line}"));
-                drop(told.send(line));
+                drop(sender.send(line));
             }
         });
-        let mut said = String::new();
-        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut said).expect("the address is printed");
-        let address = said.trim().strip_prefix("listening on http://").expect("the line has an address").to_owned();
+        let mut text = String::new();
+        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut text).expect("the address is printed");
+        let address = text.trim().strip_prefix("listening on http://").expect("the line has an address").to_owned();
         let mut program = Program { process, address, lines, begun: Vec::new() };
         program.begun = program.until(|line| line["message"] == "ready: demo");
         program
@@ -61,7 +61,7 @@ impl Program {
 
     /// Waits until the log has a message that begins with these words.
     pub(super) fn has_said(&self, words: &str) {
-        let is_it = |line: &Value| line["message"].as_str().is_some_and(|said| said.starts_with(words));
+        let is_it = |line: &Value| line["message"].as_str().is_some_and(|text| text.starts_with(words));
         if !self.begun.iter().any(is_it) {
             self.until(is_it);
         }
@@ -79,21 +79,21 @@ impl Program {
 
     /// Reads lines up to and including the first for which `is_last` is true.
     pub(super) fn until(&self, is_last: impl Fn(&Value) -> bool) -> Vec<Value> {
-        let mut heard: Vec<Value> = Vec::new();
-        while !heard.last().is_some_and(&is_last) {
+        let mut lines: Vec<Value> = Vec::new();
+        while !lines.last().is_some_and(&is_last) {
             let line = self.lines.recv_timeout(Duration::from_secs(60));
-            heard.push(line.unwrap_or_else(|_| panic!("the expected line is missing: {heard:#?}")));
+            lines.push(line.unwrap_or_else(|_| panic!("the expected line is missing: {lines:#?}")));
         }
-        heard
+        lines
     }
 
     /// Sends a request and returns the response with its headers.
-    fn say(&self, said: &[u8]) -> String {
+    fn say(&self, bytes: &[u8]) -> String {
         let mut stream = TcpStream::connect(&self.address).expect("the server listens");
-        stream.write_all(said).expect("the server reads");
-        let mut heard = String::new();
-        stream.read_to_string(&mut heard).expect("the connection closes");
-        heard
+        stream.write_all(bytes).expect("the server reads");
+        let mut received = String::new();
+        stream.read_to_string(&mut received).expect("the connection closes");
+        received
     }
 
     pub(super) fn post(&self, path: &str, headers: &str, body: &Value) -> String {
@@ -139,11 +139,11 @@ fn a_waking_model_is_not_reported_as_loading() {
     let program = Program::start(&[]);
     for _ in 0..2 {
         for path in ["/sleep", "/wake_up"] {
-            let said = program.post(path, "", &json!({}));
-            assert!(said.starts_with("HTTP/1.1 200"), "{path}: {said}");
+            let answer = program.post(path, "", &json!({}));
+            assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
         }
-        let said = program.post("/v1/chat/completions", "", &chat(json!({})));
-        assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+        let answer = program.post("/v1/chat/completions", "", &chat(json!({})));
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 }
 
@@ -155,8 +155,8 @@ fn top_reads_the_port_of_a_server() {
     let seen = top.args(["top", program.address(), "--once", "--every", "100ms"]).output().expect("the program runs");
     let text = String::from_utf8_lossy(&seen.stdout);
     assert!(seen.status.success(), "{text}{}", String::from_utf8_lossy(&seen.stderr));
-    for told in ["demo", "of 2 sequences", "events"] {
-        assert!(text.contains(told), "{told} is not in\n{text}");
+    for expected in ["demo", "of 2 sequences", "events"] {
+        assert!(text.contains(expected), "{expected} is not in\n{text}");
     }
 }
 
@@ -213,15 +213,15 @@ fn debug_lines_of_actors_have_the_requests_id() {
     program.get("/health", "x-request-id: probe\r\n");
     let lines = program.all();
     let ours: Vec<_> = lines.iter().filter(|line| id(line) == Some(&answered_id(&answer))).collect();
-    for (module, said) in [
+    for (module, message) in [
         ("bursar_actors::scheduler::actor", "waiting for blocks"),
         ("bursar_actors::scheduler::actor", "started"),
         ("bursar_actors::compute::lane::pending", "step finished"),
         ("bursar_actors::chat::driver", "ended"),
         ("bursar::serve::access", "answered"),
     ] {
-        let is_it = |line: &&&Value| line["target"] == module && line["message"] == said;
-        assert_eq!(ours.iter().filter(is_it).count(), 1, "{module}: {said} in {ours:#?}");
+        let is_it = |line: &&&Value| line["target"] == module && line["message"] == message;
+        assert_eq!(ours.iter().filter(is_it).count(), 1, "{module}: {message} in {ours:#?}");
     }
     assert!(lines.iter().any(|line| id(line) == Some("probe")), "{lines:#?}");
     assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
@@ -280,8 +280,11 @@ fn a_missing_ffmpeg_is_reported_before_loading() {
         "/no/such/ffmpeg",
     ]);
     let output = command.stdin(Stdio::null()).output().expect("the program ends");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("--ffmpeg /no/such/ffmpeg") && told.contains("hint: give the path of the program"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("--ffmpeg /no/such/ffmpeg") && stderr.contains("hint: give the path of the program"),
+        "{stderr}"
+    );
     assert!(output.stdout.is_empty(), "the server did not listen");
 }

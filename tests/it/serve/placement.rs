@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use bursar::{DeviceChoice, Hint, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig};
+use bursar::{DeviceChoice, Hint, LoadOptions, ModelSource, Placement, PlacementRequest, Runtime, RuntimeConfig};
 use bursar_serve::{ServeOptions, Server, Service};
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ fn models_on_separate_devices_share_one_server() {
     story(async {
         let models = vec![named("first"), named("second"), named("third")];
         let of = DeviceChoice::HostRanks(2, bursar::Bytes::mib(192));
-        let placed = Placing { of, ranks: Some(1), models: models.clone(), canary: None }.place().await;
+        let placed = PlacementRequest { of, ranks: Some(1), models: models.clone(), canary: None }.place().await;
         let placed = placed.expect("there are two devices");
         let served: Vec<_> = placed.iter().map(|placement| placement.models.clone()).collect();
         assert_eq!(served, [vec![0, 2], vec![1]]);
@@ -62,10 +62,10 @@ fn models_on_separate_devices_share_one_server() {
         let budgets = [fixture.get("/v1/budget").await.json(), fixture.get("/v1/budget?device=1").await.json()];
         assert_eq!(models_of(&budgets[0]), ["first", "third"]);
         assert_eq!(models_of(&budgets[1]), ["second"]);
-        assert!(budgets.iter().all(|told| told["devices"] == json!(["host#0", "host#1"])));
+        assert!(budgets.iter().all(|budget| budget["devices"] == json!(["host#0", "host#1"])));
         fixture.post("/sleep?model=second", &json!({})).await;
-        let told = fixture.get("/v1/budget").await.json();
-        assert_eq!(told["models"][2]["state"], "asleep", "{told}");
+        let body = fixture.get("/v1/budget").await.json();
+        assert_eq!(body["models"][2]["state"], "asleep", "{body}");
         for path in ["/v1/budget?device=2", "/v1/budget/events?device=-1", "/v1/budget/other_process?gpu=0"] {
             assert_eq!(fixture.get(path).await.status, 400, "{path}");
         }
@@ -92,14 +92,14 @@ fn models_that_fit_on_one_device_are_spread_over_devices() {
             program.begun.iter().position(|line| line["message"].as_str().is_some_and(is_it)).unwrap_or(usize::MAX)
         };
         assert!(
-            first(&|said| said.starts_with("demo: ")) < first(&|said| said == "ready: other"),
+            first(&|text| text.starts_with("demo: ")) < first(&|text| text == "ready: other"),
             "{:#?}",
             program.begun
         );
         program.has_said("ready: other");
         for (number, model) in ["other", "demo"].into_iter().enumerate() {
-            let told = program.get(&format!("/v1/budget?device={number}"), "");
-            let budget = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
+            let body = program.get(&format!("/v1/budget?device={number}"), "");
+            let budget = serde_json::from_str(body.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
             assert_eq!(models_of(&budget), [model], "with --tensor-parallel-size {size}");
             let (metrics, own) = (program.get("/metrics", ""), format!("total_bytes{{device=\"host#{number}\"}}"));
             assert!(metrics.contains(&own), "{own} is not in {metrics}");
@@ -125,8 +125,8 @@ fn two_groups_of_two_devices_serve_one_model_each() {
     let program = Program::on("host:4", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
     program.has_said("ready: other");
     for (number, model) in ["other", "demo"].into_iter().enumerate() {
-        let told = program.get(&format!("/v1/budget?device={number}"), "");
-        let budget: Value = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
+        let body = program.get(&format!("/v1/budget?device={number}"), "");
+        let budget: Value = serde_json::from_str(body.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
         assert_eq!(models_of(&budget), [model]);
         assert_eq!(budget["devices"], json!(["host#0,1", "host#2,3"]));
         let asked = hello(json!({"model": model, "max_tokens": 2}));
@@ -142,8 +142,8 @@ fn each_model_may_have_a_separate_number_of_devices() {
     let program = Program::on("host", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
     program.has_said("ready: other");
     for (number, model) in ["demo", "other"].into_iter().enumerate() {
-        let told = program.get(&format!("/v1/budget?device={number}"), "");
-        let budget: Value = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
+        let body = program.get(&format!("/v1/budget?device={number}"), "");
+        let budget: Value = serde_json::from_str(body.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
         assert_eq!(models_of(&budget), [model]);
         assert_eq!(budget["devices"], json!(["host#0,1", "host#2"]));
         let answer = program.post("/v1/chat/completions", "", &hello(json!({"model": model, "max_tokens": 2})));
@@ -160,7 +160,7 @@ fn a_model_that_needs_more_devices_than_available_is_refused() {
         let asking = |ranks| LoadOptions { ranks: NonZeroUsize::new(ranks), ..options.clone() };
         let error = runtime.load_with(source.clone(), asking(2), |_| {}).await.err().expect("there is one device");
         let why = "`ranks` asks for 2 devices, but the runtime has 1";
-        assert_eq!((error.to_string(), error.hint().contains("Placing")), (why.to_owned(), true));
+        assert_eq!((error.to_string(), error.hint().contains("PlacementRequest")), (why.to_owned(), true));
         runtime.load_with(source, asking(1), |_| {}).await.expect("one device is enough");
         runtime.shutdown().await;
     });
@@ -198,9 +198,9 @@ fn named_devices_that_would_stay_idle_are_refused() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         let flags = ["serve", "--device", device, "--tensor-parallel-size", size, "--port", "0"];
         let output = command.args(flags).args(models).stdin(Stdio::null()).output().expect("the program ends");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains(why) && told.contains(hint), "{told}");
+        let body = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{body}");
+        assert!(body.contains(why) && body.contains(hint), "{body}");
     }
 }
 
@@ -209,7 +209,8 @@ fn too_few_devices_are_reported_before_anything_starts() {
     story(async {
         let of = DeviceChoice::HostRanks(2, bursar::Bytes::mib(96));
         for ranks in [0, 3] {
-            let placing = Placing { of: of.clone(), ranks: Some(ranks), models: vec![named("one")], canary: None };
+            let placing =
+                PlacementRequest { of: of.clone(), ranks: Some(ranks), models: vec![named("one")], canary: None };
             let error = placing.place().await.expect_err("there are two devices");
             let why = format!("a model is to run on {ranks} devices, but there are 2");
             assert_eq!((error.to_string(), error.hint().is_empty()), (why, false));

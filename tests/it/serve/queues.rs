@@ -53,13 +53,13 @@ fn a_missed_deadline_is_503_while_queued_and_504_afterwards() {
             let reply = asked("x-deadline-ms: 15\r\n").await;
             assert_eq!((first.status, reply.status), (504, 504), "{path}: {}", first.body);
             assert!(first.head.contains("x-should-retry: false") && !queue.head.contains("x-should-retry"), "{path}");
-            let told = [&queue, &first, &reply].map(|answer| match path {
+            let found = [&queue, &first, &reply].map(|answer| match path {
                 "/v1/messages" => answer.error()["type"].clone(),
                 _ => answer.error()["code"].clone(),
             });
             match path {
-                "/v1/messages" => assert_eq!(told, ["overloaded_error", "timeout_error", "timeout_error"]),
-                _ => assert_eq!(told, ["queue_deadline", "deadline_exceeded", "deadline_exceeded"]),
+                "/v1/messages" => assert_eq!(found, ["overloaded_error", "timeout_error", "timeout_error"]),
+                _ => assert_eq!(found, ["queue_deadline", "deadline_exceeded", "deadline_exceeded"]),
             }
             let wrong = asked("x-deadline-ms: soon\r\n").await;
             assert_eq!(wrong.status, 400, "{path}");

@@ -82,11 +82,11 @@ fn the_oldest_stored_response_is_evicted_beyond_the_limit() {
         for _ in 0..3 {
             ids.push(id_of(&asked(&fixture, "", json!({})).await));
         }
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         for id in &ids {
-            told.push(fixture.get(&format!("/v1/responses/{id}")).await.status);
+            events.push(fixture.get(&format!("/v1/responses/{id}")).await.status);
         }
-        assert_eq!(told, [404, 200, 200]);
+        assert_eq!(events, [404, 200, 200]);
         fixture.end().await;
     });
 }
@@ -119,18 +119,18 @@ fn a_streaming_client_sees_the_cancellation_of_its_response() {
         body.as_object_mut().expect("an object").extend(long().as_object().cloned().unwrap_or_default());
         let mut stream = fixture.connect().await;
         stream.write_all(&posted("/v1/responses", "", body.to_string().as_bytes())).await.expect("the server reads");
-        let mut heard = String::new();
-        while !heard.contains("output_text.delta") {
+        let mut received = String::new();
+        while !received.contains("output_text.delta") {
             let mut piece = vec![0; 1024];
             let length = stream.read(&mut piece).await.expect("a stream");
-            assert!(length > 0, "{heard}");
-            heard += std::str::from_utf8(&piece[..length]).expect("text");
+            assert!(length > 0, "{received}");
+            received += std::str::from_utf8(&piece[..length]).expect("text");
         }
-        let id = heard.split("\"id\":\"").nth(1).and_then(|rest| rest.split('"').next()).expect("an id").to_owned();
+        let id = received.split("\"id\":\"").nth(1).and_then(|rest| rest.split('"').next()).expect("an id").to_owned();
         assert_eq!(sent(&fixture, "", &format!("POST /v1/responses/{id}/cancel")).await.status, 200);
-        heard += &String::from_utf8(rest(stream).await).expect("text");
-        let kinds: Vec<_> = heard.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
-        assert_eq!(kinds.last(), Some(&"response.cancelled"), "{heard}");
+        received += &String::from_utf8(rest(stream).await).expect("text");
+        let kinds: Vec<_> = received.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+        assert_eq!(kinds.last(), Some(&"response.cancelled"), "{received}");
         until_requests(&fixture.stage.model, 0).await;
         fixture.end().await;
     });

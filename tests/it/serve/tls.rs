@@ -55,14 +55,14 @@ async fn greet(fixture: &Fixture) -> io::Result<TlsStream<TcpStream>> {
 
 /// Reads until the text contains `end`.
 async fn until(stream: &mut TlsStream<TcpStream>, end: &str) -> String {
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     let reading = async {
-        while !heard.ends_with(end.as_bytes()) {
-            heard.push(stream.read_u8().await.expect("the stream goes on"));
+        while !received.ends_with(end.as_bytes()) {
+            received.push(stream.read_u8().await.expect("the stream goes on"));
         }
     };
     timeout(Duration::from_secs(20), reading).await.expect("the server answers in time");
-    String::from_utf8(heard).expect("text")
+    String::from_utf8(received).expect("text")
 }
 
 #[test]
@@ -76,17 +76,17 @@ fn a_reply_streams_over_tls_and_its_connection_is_kept() {
         let asked = String::from_utf8(asked).expect("text").replace("connection: close\r\n", "");
         for _ in 0..2 {
             client.write_all(asked.as_bytes()).await.expect("the server reads");
-            let heard = until(&mut client, "\r\n0\r\n\r\n").await;
-            assert!(heard.starts_with("HTTP/1.1 200") && heard.contains("data: [DONE]"), "{heard}");
-            assert!(heard.matches("\"content\":").count() > 3, "the reply comes in several pieces: {heard}");
+            let received = until(&mut client, "\r\n0\r\n\r\n").await;
+            assert!(received.starts_with("HTTP/1.1 200") && received.contains("data: [DONE]"), "{received}");
+            assert!(received.matches("\"content\":").count() > 3, "the reply comes in several pieces: {received}");
         }
         client
             .write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .await
             .expect("the server reads");
-        let mut heard = String::new();
-        client.read_to_string(&mut heard).await.expect("TLS is closed properly");
-        assert!(heard.starts_with("HTTP/1.1 200"), "{heard}");
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.expect("TLS is closed properly");
+        assert!(received.starts_with("HTTP/1.1 200"), "{received}");
         fixture.end().await;
     });
 }
@@ -95,8 +95,8 @@ fn a_reply_streams_over_tls_and_its_connection_is_kept() {
 fn a_client_without_tls_is_closed_without_disturbing_others() {
     story(async {
         let fixture = fixture(ServeOptions::default()).await;
-        let heard = fixture.get("/health").await;
-        assert_eq!(heard.status, 0, "plain HTTP is not answered: {heard:?}");
+        let received = fixture.get("/health").await;
+        assert_eq!(received.status, 0, "plain HTTP is not answered: {received:?}");
         for noise in [&b"\x16\x03\x01\xff\xff"[..], &[0; 4096], &[0xff; 100_000]] {
             let mut stream = fixture.connect().await;
             drop(stream.write_all(noise).await);

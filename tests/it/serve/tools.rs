@@ -77,9 +77,9 @@ fn a_namespace_function_keeps_its_name_across_turns() {
             (&json!("function_call"), &json!("agents"), &json!("wait")),
             "{first}"
         );
-        let said = json!([{"role": "user", "content": "Hello!"}, call,
+        let value = json!([{"role": "user", "content": "Hello!"}, call,
             {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}]);
-        let second = responded(&fixture, json!({"tools": tools, "input": said, "max_output_tokens": 2})).await;
+        let second = responded(&fixture, json!({"tools": tools, "input": value, "max_output_tokens": 2})).await;
         assert_eq!(second.status, 200, "{}", second.body);
         let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64();
         assert!(tokens(&second.json()) > tokens(&first), "the prompt contains the call and its result");

@@ -277,7 +277,7 @@ async fn refused(fixture: &Fixture, url: &str, words: &str) {
     assert_eq!(answer.status, 400, "{url}: {}", answer.body);
     let error = answer.error();
     assert_eq!(error["param"], "messages[0].content[0].video_url.url", "{error}");
-    assert!(error["message"].as_str().is_some_and(|told| told.contains(words)), "{url}: {words} is not in {error}");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains(words)), "{url}: {words} is not in {error}");
 }
 
 #[test]
@@ -390,17 +390,17 @@ fn a_hanging_ffmpeg_is_ended_by_timeout_or_disconnect() {
     story(async {
         let root = Root::new("hangs");
         root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");
-        let told = root.0.join("pid");
+        let pid_file = root.0.join("pid");
         let script =
-            root.script(&format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec /bin/sleep 600", told.display()));
+            root.script(&format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec /bin/sleep 600", pid_file.display()));
         let running = async || {
             let mut pid = None;
             eventually("ffmpeg runs", async || {
-                pid = fs::read_to_string(&told).ok();
+                pid = fs::read_to_string(&pid_file).ok();
                 pid.is_some()
             })
             .await;
-            fs::remove_file(&told).expect("the file is removed");
+            fs::remove_file(&pid_file).expect("the file is removed");
             PathBuf::from("/proc").join(pid.expect("the program runs").trim())
         };
         let gone = async |process: PathBuf| eventually("ffmpeg has ended", async || !process.exists()).await;

@@ -141,7 +141,7 @@ impl Actor for BudgetActor {
         if let Some(memory) = state.measure()? {
             let drift = state.drift().filter(|_| !state.ledger.is_profiling());
             state.drifted = drift.unwrap_or_default();
-            state.show_look(memory, drift);
+            state.set_probe_gauges(memory, drift);
         }
         state.report_canary();
         state.mailbox.seat(myself.clone());
@@ -195,7 +195,7 @@ impl Actor for BudgetActor {
             }
             BudgetMessage::Available { is_leased, reply } => {
                 if is_leased {
-                    state.adopt_what_was_loaded();
+                    state.count_loaded_as_overhead();
                 }
                 state.measure()?;
                 reply.answer(state.ledger.available(Memory::Device));
@@ -209,7 +209,7 @@ impl Actor for BudgetActor {
                 // The caller may have installed a metrics recorder since the last update. It
                 // expects all gauges to be set when the answer arrives.
                 state.all_shown = None;
-                memory.into_iter().for_each(|memory| state.show_look(memory, None));
+                memory.into_iter().for_each(|memory| state.set_probe_gauges(memory, None));
                 let ledger = state.snapshot();
                 let more = seen.unwrap_or_default().saturating_sub(ledger.foreign);
                 reply.answer(Snapshot {
@@ -223,13 +223,13 @@ impl Actor for BudgetActor {
             BudgetMessage::Notes => {}
             BudgetMessage::Poll => state.polling = false,
             BudgetMessage::Probe => {
-                state.look()?;
+                state.probe()?;
                 let since = state.backoff.since(state.born.elapsed());
                 myself.send_after(state.watch.pause(since), || BudgetMessage::Probe);
             }
             BudgetMessage::QuickCheck => {
                 if state.is_taken_from()? {
-                    state.look()?;
+                    state.probe()?;
                 }
                 myself.send_after(state.watch.quick_check_pause(), || BudgetMessage::QuickCheck);
             }
@@ -293,7 +293,7 @@ impl BudgetState {
             match note {
                 Note::Segment(lease, revoker) => {
                     let watch = &mut self.mailbox.books().watch;
-                    if self.ledger.holding(lease).is_none() || watch.is_coming_home(lease) {
+                    if self.ledger.holding(lease).is_none() || watch.is_being_released(lease) {
                         BudgetMailbox::revoke(revoker)
                     } else {
                         watch.segment_reserved(lease, revoker)
@@ -306,7 +306,7 @@ impl BudgetState {
                     match outcome {
                         // A lost device cannot take memory back. The ledger counts it as returned.
                         Err(error) if !error.is_lost() => {
-                            self.mailbox.books().watch.put_back(reclaim);
+                            self.mailbox.books().watch.requeue(reclaim);
                             return Err(error.into());
                         }
                         _ => self.arrive(lease),
@@ -343,14 +343,14 @@ impl BudgetState {
 
     /// Records that none of this lease's memory is backed any more.
     fn arrive(&mut self, lease: LeaseId) {
-        self.mailbox.books().watch.home(lease);
+        self.mailbox.books().watch.finish_release(lease);
         self.step(Input::FencePassed { lease });
     }
 
     /// Updates the ledger's overhead if this process uses more or less memory outside leases
     /// than the ledger knows.
     fn look_at_overhead(&mut self) {
-        let overhead = self.device.overhead() + self.mailbox.books().beside;
+        let overhead = self.device.overhead() + self.mailbox.books().outside_leases;
         if overhead != self.ledger.account(Memory::Device).overhead {
             self.step(Input::Overhead(overhead));
         }

@@ -58,21 +58,21 @@ impl Regrowth {
     }
 
     /// Records a probe. Returns the leases that may grow, in the order of `wanting`.
-    pub fn look(&mut self, look: Probe, wanting: &[Wanting]) -> Vec<Offer> {
-        if look.is_pressed {
+    pub fn offers(&mut self, probe: Probe, wanting: &[Wanting]) -> Vec<Offer> {
+        if probe.is_pressed {
             self.forget();
             return Vec::new();
         }
-        let since = *self.since.get_or_insert(look.at);
-        while self.least.back().is_some_and(|(_, bytes)| *bytes >= look.available) {
+        let since = *self.since.get_or_insert(probe.at);
+        while self.least.back().is_some_and(|(_, bytes)| *bytes >= probe.available) {
             self.least.pop_back();
         }
-        self.least.push_back((look.at, look.available));
-        let begins = look.at.saturating_sub(self.patience);
+        self.least.push_back((probe.at, probe.available));
+        let begins = probe.at.saturating_sub(self.patience);
         while self.least.front().is_some_and(|(at, _)| *at < begins) {
             self.least.pop_front();
         }
-        if look.at - since < self.patience {
+        if probe.at - since < self.patience {
             return Vec::new();
         }
         let mut left = self.least.front().map_or(Bytes::ZERO, |(_, bytes)| *bytes);
@@ -120,8 +120,8 @@ mod tests {
         let mut offers = Vec::new();
         for (second, free) in (0..).zip(free) {
             let (available, is_pressed) = (Bytes(free.unwrap_or(0)), free.is_none());
-            let look = Probe { at: second as u32 * SECOND, available, is_pressed };
-            offers.extend(regrowth.look(look, &[wanting]).into_iter().map(|offer| (second, offer.to.0)));
+            let probe = Probe { at: second as u32 * SECOND, available, is_pressed };
+            offers.extend(regrowth.offers(probe, &[wanting]).into_iter().map(|offer| (second, offer.to.0)));
         }
         offers
     }
@@ -174,9 +174,9 @@ mod tests {
     fn free_bytes_are_offered_once_starting_with_the_first_cache() {
         let mut regrowth = Regrowth::new(SECOND);
         let both = [kv(800), Wanting { lease: LeaseId(2), ..kv(900) }];
-        let look = |at| Probe { at, available: Bytes(250), is_pressed: false };
-        assert!(regrowth.look(look(Duration::ZERO), &both).is_empty());
-        let offers = regrowth.look(look(SECOND), &both);
+        let probe = |at| Probe { at, available: Bytes(250), is_pressed: false };
+        assert!(regrowth.offers(probe(Duration::ZERO), &both).is_empty());
+        let offers = regrowth.offers(probe(SECOND), &both);
         let offer = |lease, to| Offer { lease: LeaseId(lease), to: Bytes(to) };
         assert_eq!(offers, [offer(1, 1000), offer(2, 950)]);
     }
@@ -190,12 +190,12 @@ mod tests {
             let mut regrowth = Regrowth::new(4 * SECOND);
             let (mut begins, mut unspent) = (0, seen.clone());
             for (second, free) in seen.iter().enumerate() {
-                let look = Probe {
+                let probe = Probe {
                     at: second as u32 * SECOND,
                     available: Bytes(free.unwrap_or(0)),
                     is_pressed: free.is_none(),
                 };
-                let offers = regrowth.look(look, &[kv(0)]);
+                let offers = regrowth.offers(probe, &[kv(0)]);
                 let is_due = free.is_some() && second >= begins + 4;
                 let least = is_due.then(|| unspent[second - 4..=second].iter().flatten().min()).flatten();
                 let steady = least.map_or(0, |least| least / 10 * 10);

@@ -22,16 +22,16 @@ pub(super) struct Gpu {
 }
 
 /// Measures each GPU of `device`. `ours` is the number of bytes that leases of this process use on
-/// each GPU. `beside` is the number of bytes that this process is known to hold outside leases and
-/// the device's own overhead; if it differs between GPUs, `beside` is the largest.
+/// each GPU. `outside_leases` is the number of bytes that this process is known to hold outside leases and
+/// the device's own overhead; if it differs between GPUs, `outside_leases` is the largest.
 ///
 /// # Errors
 /// Any error of the device.
-pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Vec<Gpu>, DeviceError> {
+pub(super) fn measure(device: &dyn Device, ours: Bytes, outside_leases: Bytes) -> Result<Vec<Gpu>, DeviceError> {
     let look = |(card, label): (&dyn Device, String)| {
         let memory = card.memory()?;
         let beyond = card.process_bytes().map(|held| held.saturating_sub(card.overhead() + ours));
-        let known = beyond.unwrap_or_default().min(beside);
+        let known = beyond.unwrap_or_default().min(outside_leases);
         let overhead = card.overhead() + known;
         Ok(Gpu {
             label: DeviceLabel::named(label),
@@ -105,14 +105,18 @@ mod tests {
         ranks[0].drifts(MIB(3));
         ranks[1].overhead_grows(MIB(2));
         ranks[2].foreign_takes(MIB(5));
-        let gpus = look(&group, MIB(4), MIB(1)).expect("the devices answer");
-        let told = gpus.iter().map(|card| (card.label.as_str(), card.overhead, card.foreign, card.drift));
+        let gpus = measure(&group, MIB(4), MIB(1)).expect("the devices answer");
+        let found = gpus.iter().map(|card| (card.label.as_str(), card.overhead, card.foreign, card.drift));
         let expected = [
             ("host#0", MIB(1), MIB(2), Some(MIB(2))),
             ("host#1", MIB(2), MIB(0), Some(MIB(0))),
             ("host#2", MIB(0), MIB(5), Some(MIB(0))),
         ];
-        assert_eq!(told.collect::<Vec<_>>(), expected, "drift, the memory beyond `beside`, also counts as foreign");
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            expected,
+            "drift, the memory beyond `outside_leases`, also counts as foreign"
+        );
         for Gpu { memory, overhead, backed, foreign, .. } in &gpus {
             assert_eq!(memory.free + *overhead + *backed + *foreign, memory.total);
         }
@@ -124,10 +128,10 @@ mod tests {
         let ranks = [host(), host()];
         let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2")
             .expect("the devices are alike");
-        let gpus = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("the devices answer");
+        let gpus = || measure(&group, Bytes::ZERO, Bytes::ZERO).expect("the devices answer");
         assert_eq!(fullest(&gpus()), None);
         assert_eq!(
-            fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("the device answers")),
+            fullest(&measure(&*host(), Bytes::ZERO, Bytes::ZERO).expect("the device answers")),
             None,
             "a single device has no fullest rank"
         );

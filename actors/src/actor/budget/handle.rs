@@ -45,7 +45,7 @@ pub enum LeaseError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("leases of class {class} belong to models")]
-    NotATenant { class: Class },
+    NotExternal { class: Class },
     /// The budget actor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
@@ -54,7 +54,7 @@ pub enum LeaseError {
 impl LeaseError {
     /// Returns `true` if the error only means that the runtime, the model or the caller has ended.
     /// The budget may detect such an end before the caller does.
-    pub(crate) fn is_the_end(&self) -> bool {
+    pub(crate) fn is_shutdown(&self) -> bool {
         matches!(
             self,
             LeaseError::Unanswered(AskError::Gone { .. })
@@ -69,7 +69,7 @@ impl Hint for LeaseError {
     fn hint(&self) -> String {
         match self {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
-            LeaseError::NotATenant { .. } => "use Class::external(\"your own name\") instead".to_owned(),
+            LeaseError::NotExternal { .. } => "use Class::external(\"your own name\") instead".to_owned(),
             LeaseError::Unanswered(AskError::TimedOut { .. }) => {
                 "ask for less, or ask again after other leases have ended: too little was returned in time".to_owned()
             }
@@ -93,7 +93,7 @@ impl Budget {
     ///
     /// # Errors
     /// [`LeaseError::Refused`] at once if the device is too small, or too many requests wait
-    /// already. [`LeaseError::NotATenant`] for a class reserved for models.
+    /// already. [`LeaseError::NotExternal`] for a class reserved for models.
     pub async fn lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
         self.tenant_lease(class, bytes.into(), true).await
     }
@@ -109,7 +109,7 @@ impl Budget {
 
     async fn tenant_lease(&self, class: Class, bytes: Bytes, wait: bool) -> Result<Lease, LeaseError> {
         if !matches!(class, Class::External(_)) {
-            return Err(LeaseError::NotATenant { class });
+            return Err(LeaseError::NotExternal { class });
         }
         let owner = Owner::new(class.label(), 0);
         self.ask(tree::LEASE_FOR_USER, Request::new(owner, class, NO_MODEL, bytes), wait).await
@@ -125,7 +125,7 @@ impl Budget {
 
     /// Like [`snapshot`](Budget::snapshot), for actors of this crate. `question` sets the deadline.
     pub(crate) async fn snapshot_as(&self, question: Question) -> Result<Snapshot, AskError> {
-        self.put(question, |_, reply| BudgetMessage::Snapshot(reply)).await
+        self.request(question, |_, reply| BudgetMessage::Snapshot(reply)).await
     }
 
     /// Like [`snapshot`](Budget::snapshot), after a new measurement of the driver's free bytes, so
@@ -135,18 +135,18 @@ impl Budget {
     /// # Errors
     /// The budget actor did not answer.
     pub async fn measure(&self) -> Result<Snapshot, AskError> {
-        self.put(tree::MEASURE_FOR_USER, |_, reply| BudgetMessage::Measure(reply)).await
+        self.request(tree::MEASURE_FOR_USER, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
     /// Records an event of a model or its memory.
-    pub(crate) fn tell(&self, event: Event) {
-        self.events().tell(event);
+    pub(crate) fn record(&self, event: Event) {
+        self.events().record(event);
     }
 
     /// The GPU of a group that has the least memory left after overhead and other processes. `None`
     /// if all GPUs have the same amount.
-    pub(crate) fn fullest_card(&self) -> Option<DeviceLabel> {
-        self.mailbox.fullest_card()
+    pub(crate) fn fullest_gpu(&self) -> Option<DeviceLabel> {
+        self.mailbox.fullest_gpu()
     }
 
     pub(crate) fn events(&self) -> &EventLog {
@@ -161,7 +161,7 @@ impl Budget {
 
     /// Returns the bytes that models would give up for a waiting lease (ADR 5), without asking the
     /// actor.
-    pub(crate) fn would_be_given(&self) -> Bytes {
+    pub(crate) fn reclaimable_bytes(&self) -> Bytes {
         self.mailbox.lendable().iter().map(Lendable::would_give).sum()
     }
 
@@ -172,7 +172,7 @@ impl Budget {
     /// # Errors
     /// [`LeaseError::Refused`], or [`LeaseError::Unanswered`] after the question's deadline.
     pub(crate) async fn ask(&self, question: Question, request: Request, wait: bool) -> Result<Lease, LeaseError> {
-        let lease = self.put(question, |pending, reply| BudgetMessage::Ask {
+        let lease = self.request(question, |pending, reply| BudgetMessage::Ask {
             id: pending.open(),
             request: request.clone(),
             wait,
@@ -188,7 +188,7 @@ impl Budget {
     /// The errors of [`ask`](Budget::ask). The lease then keeps its size.
     pub(crate) async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
         let id = lease.id();
-        let resized = self.put(question, |pending, reply| BudgetMessage::Resize {
+        let resized = self.request(question, |pending, reply| BudgetMessage::Resize {
             id: pending.open(),
             lease: id,
             to,
@@ -219,7 +219,7 @@ impl Budget {
     /// # Errors
     /// The budget actor did not answer.
     pub(crate) async fn clear(&self, owner: Owner) -> Result<(), AskError> {
-        self.put(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
+        self.request(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
     }
 
     /// Moves a model's gate: open while the model starts, frozen from READY on,
@@ -228,7 +228,7 @@ impl Budget {
     /// # Errors
     /// The budget actor did not answer. The inner error means that this transition is not allowed.
     pub(crate) async fn move_gate(&self, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
-        self.put(tree::MOVE_GATE, |_, reply| BudgetMessage::Gate { model: model.clone(), to, reply }).await
+        self.request(tree::MOVE_GATE, |_, reply| BudgetMessage::Gate { model: model.clone(), to, reply }).await
     }
 
     /// Returns the bytes of device memory that a new lease could get now.
@@ -236,28 +236,28 @@ impl Budget {
     /// # Errors
     /// The budget actor did not answer.
     pub async fn available(&self) -> Result<Bytes, AskError> {
-        self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: false, reply }).await
+        self.request(tree::AVAILABLE_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: false, reply }).await
     }
 
     /// Like [`available`](Budget::available), for a model that is being sized and has leased all
     /// memory that it allocated. Other new memory of this process, such as library kernels loaded
     /// at their first use, counts as overhead from now on.
-    pub(crate) async fn room(&self) -> Result<Bytes, AskError> {
-        self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
+    pub(crate) async fn available_while_sizing(&self) -> Result<Bytes, AskError> {
+        self.request(tree::AVAILABLE_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
     }
 
     /// Like [`measure`](Budget::measure), for an attempt at sizing that was refused memory.
     ///
     /// # Errors
     /// The budget actor did not answer.
-    pub(crate) async fn evidence(&self) -> Result<Snapshot, AskError> {
-        self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
+    pub(crate) async fn measure_after_refusal(&self) -> Result<Snapshot, AskError> {
+        self.request(tree::MEASURE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
     /// Asks the actor that reads the mailbox. If that actor dies before it answers, the question is
     /// sent to its successor, until the deadline. Sending a question twice is safe, because a
     /// successor rebuilds its state from everything that the dead actor has done.
-    async fn put<T>(
+    async fn request<T>(
         &self,
         question: Question,
         mut message: impl FnMut(&mut Pending<'_>, Responder<T>) -> BudgetMessage,

@@ -52,7 +52,7 @@ pub(super) struct Books {
     pub(super) canary_told: Bytes,
     /// Bytes that this process holds for known reasons in addition to leases and
     /// the device's own overhead.
-    pub(super) beside: Bytes,
+    pub(super) outside_leases: Bytes,
     /// Meters that count the backed bytes of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
     /// The GPU of a group on which overhead and other processes leave the least memory. `None` if
@@ -119,7 +119,7 @@ impl BudgetMailbox {
             }
             open
         });
-        self.events.is_back();
+        self.events.runtime_recovered();
     }
 
     /// Closes the mailbox when the runtime ends. Callers that wait, and later callers, get an error
@@ -164,13 +164,13 @@ impl BudgetMailbox {
     /// picture takes such a lease, so the events would flood listeners.
     pub(super) fn report_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
         if holding.class.memory() == Memory::Device {
-            self.events.tell(event(holding.into()));
+            self.events.record(event(holding.into()));
         }
     }
 
     /// The GPU of a group on which overhead and other processes leave the least memory. Events
     /// about memory that is given up name this GPU.
-    pub(super) fn fullest_card(&self) -> Option<DeviceLabel> {
+    pub(super) fn fullest_gpu(&self) -> Option<DeviceLabel> {
         self.books().fullest.clone()
     }
 
@@ -225,7 +225,7 @@ impl BudgetMailbox {
     pub(super) fn reclaim_in_background(self: &Arc<Self>, mut reclaim: PendingReclaim) {
         let mailbox = self.clone();
         tokio::task::spawn_blocking(move || {
-            let outcome = reclaim.bring();
+            let outcome = reclaim.release();
             mailbox.put(Note::Reclaimed(reclaim, outcome));
         });
     }
@@ -305,7 +305,7 @@ fn give_back_after_fences(books: &Mutex<Books>) {
         // less and less often.
         pause = if due.is_empty() { (2 * pause).min(PAUSE_MAX) } else { PAUSE_MIN };
         for mut reclaim in due {
-            let outcome = reclaim.bring();
+            let outcome = reclaim.release();
             end_reclaim(books, reclaim, outcome);
         }
         thread::park_timeout(pause);
@@ -314,7 +314,7 @@ fn give_back_after_fences(books: &Mutex<Books>) {
 
 /// Completes a reclaim, successful or not, when no budget actor is left to notify.
 fn end_reclaim(books: &Mutex<Books>, reclaim: PendingReclaim, outcome: Result<(), DeviceError>) {
-    lock(books).watch.home(reclaim.lease());
+    lock(books).watch.finish_release(reclaim.lease());
     if outcome.is_err_and(|error| !error.is_lost()) {
         // The device may still use this memory. Leaking it is safer than giving
         // it to another owner.

@@ -216,7 +216,7 @@ impl EngineState {
             Ok(LoadedModel { plan, needs, loaded }) => Input::Loaded { plan: plan.into(), needs, loaded },
             Err(LoadFailed { error: LoadError::Start(error), .. }) => Input::LoadFailed(error),
             Err(LoadFailed { plan, error: LoadError::Refused(error) }) => {
-                let ledger = self.arguments.budget.evidence().await.ok();
+                let ledger = self.arguments.budget.measure_after_refusal().await.ok();
                 self.attempt_progress.end_in(Phase::Load, Evidence::of(&error, Phase::Load, ledger.as_ref()));
                 Input::LoadRefused { plan: plan.map(Into::into), error }
             }

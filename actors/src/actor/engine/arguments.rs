@@ -47,7 +47,7 @@ impl EngineArguments {
             Status::Stopped { reason } => Some(Event::Stopped { model, reason: reason.to_string() }),
         };
         if self.status.change(next) {
-            event.into_iter().for_each(|event| self.budget.tell(event));
+            event.into_iter().for_each(|event| self.budget.record(event));
         }
     }
 
@@ -55,7 +55,7 @@ impl EngineArguments {
     pub(crate) fn report_restart(&self, actor: Role, reason: &str) {
         metric::RESTARTS_TOTAL.add(&(self.label.clone(), actor), 1);
         let (model, actor, reason) = (Some(self.label.clone()), actor.name(), reason.to_owned());
-        self.budget.tell(Event::Restart { model, actor, reason });
+        self.budget.record(Event::Restart { model, actor, reason });
     }
 
     /// The owner of the leases of an attempt. Serving uses the same leases.

@@ -168,7 +168,7 @@ fn begin<P: Parts>(got: Got<P>, step: &mut Step<'_, P>) -> Phase<P> {
 
 fn size<P: Parts>(mut model: Model<P>, began: Duration, step: &mut Step<'_, P>) -> Phase<P> {
     if step.log.shrinks() > 0 {
-        drop_warm(&mut model, "memory was refused to an earlier attempt of this start", step);
+        discard_profile(&mut model, "memory was refused to an earlier attempt of this start", step);
     }
     let Model { planned: Planned { plan, is_warm, .. }, needs, loaded } = &model;
     let size = Size {
@@ -185,7 +185,7 @@ fn size<P: Parts>(mut model: Model<P>, began: Duration, step: &mut Step<'_, P>) 
 }
 
 /// Stops relying on a recorded profile. Returns `false` if the attempt did not rely on one.
-fn drop_warm<P: Parts>(model: &mut Model<P>, reason: &str, step: &mut Step<'_, P>) -> bool {
+fn discard_profile<P: Parts>(model: &mut Model<P>, reason: &str, step: &mut Step<'_, P>) -> bool {
     let was_warm = mem::replace(&mut model.planned.is_warm, false);
     if was_warm {
         step.effect(Effect::DropWarm { plan: model.planned.plan.clone(), reason: reason.to_owned() });
@@ -207,16 +207,16 @@ fn taken_back<P: Parts>(
     passed: &AttemptState,
     step: &mut Step<'_, P>,
 ) -> Phase<P> {
-    let (outcome, said) = (outcome_of(passed, &error), error.to_string());
+    let (outcome, message) = (outcome_of(passed, &error), error.to_string());
     step.report(passed, outcome.clone());
     let was_warm = match &mut got {
-        Got::Model(model) => drop_warm(model, &said, step),
+        Got::Model(model) => discard_profile(model, &message, step),
         Got::Plan(_) => false,
     };
     let Verdict::Again(wait) = step.log.failed(&outcome, was_warm, step.now) else {
         return advise(error, got.plan(), None, step);
     };
-    step.effect(Effect::ReportRestart { actor: Role::Profile, reason: said });
+    step.effect(Effect::ReportRestart { actor: Role::Profile, reason: message });
     if wait.is_zero() {
         // An attempt with a smaller target can begin at once.
         return begin(got, step);

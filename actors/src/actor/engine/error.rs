@@ -117,7 +117,7 @@ impl Hint for StartError {
             StartError::DoesNotFit(unfit) => unfit.hint(),
             StartError::NoRanksFit(error) => error.hint(),
             StartError::TooFewDevices { .. } => {
-                "start the runtime on more devices, let `Placing` choose them, or leave `ranks` out".to_owned()
+                "start the runtime on more devices, let `PlacementRequest` choose them, or leave `ranks` out".to_owned()
             }
             StartError::Limit(LimitError { limit, required, .. }) => format!("set `{limit}` to {required}"),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),

@@ -15,7 +15,7 @@ use super::{Progress, ProgressSink, StartError};
 /// The download holds no lease, so no task has to wait for its end.
 pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> Result<CheckpointSource, StartError> {
     if !origin.is_remote() {
-        let source = origin.bring(&())?;
+        let source = origin.fetch(&())?;
         for error in source.skipped_encoders() {
             tracing::warn!(%error, hint = error.hint(), "skipped a vision encoder file; the model does not accept pictures");
         }
@@ -27,7 +27,7 @@ pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> R
     // Use a dedicated thread: a program that exits would wait for a thread of tokio's blocking
     // pool.
     let thread = std::thread::Builder::new().name("bursar-fetch".to_owned());
-    let spawned = thread.spawn(move || drop(answer.send(origin.bring(&watch))));
+    let spawned = thread.spawn(move || drop(answer.send(origin.fetch(&watch))));
     spawned.map_err(|error| StartError::Died(error.to_string()))?;
     let brought = brought.await.map_err(|_| StartError::Died("the download thread died".to_owned()))?;
     Ok(brought?)

@@ -102,16 +102,16 @@ impl LoadOptions {
             return Ok(EffectiveLimits { envelope, pictures: None, own_pixels: None });
         };
         let of_pixels = |pixels: u64| usize::try_from(pixels / patch_pixels).unwrap_or(usize::MAX);
-        let said = limits.picture_pixels.map(of_pixels).or(limits.picture_patches);
+        let requested = limits.picture_pixels.map(of_pixels).or(limits.picture_patches);
         // An envelope that the user set is used unchanged.
         let is_given = self.envelope.is_some();
-        let launch = limits.launch_patches.or((is_given && said.is_none()).then_some(envelope.launch_patches));
+        let launch = limits.launch_patches.or((is_given && requested.is_none()).then_some(envelope.launch_patches));
         let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merge) };
         // A default limit leaves room for one tile, if the model splits pictures into tiles.
         let tile = processor.config().tiling.map_or(0, |tiling| of_pixels(tiling.tile_pixels()));
-        let unsaid = envelope.picture_patches.min(beside_text);
-        let unsaid = if is_given { unsaid } else { unsaid.max(tile) };
-        let picture = said.unwrap_or(unsaid).min(launch.unwrap_or(usize::MAX));
+        let default = envelope.picture_patches.min(beside_text);
+        let default = if is_given { default } else { default.max(tile) };
+        let picture = requested.unwrap_or(default).min(launch.unwrap_or(usize::MAX));
         let shared =
             if is_given { envelope.launch_patches } else { envelope.launch_patches.min(SHARED_LAUNCH_PATCHES) };
         let launch_of = |picture: usize| launch.unwrap_or(shared.max(picture));
@@ -125,11 +125,11 @@ impl LoadOptions {
         let most = lowered.max;
         envelope.picture_patches = picture.min(lowered.reach().div_ceil(patch_pixels) as usize);
         envelope.launch_patches = launch_of(envelope.picture_patches);
-        let is_unsaid = !is_given && said.is_none() && limits.launch_patches.is_none();
+        let is_unset = !is_given && requested.is_none() && limits.launch_patches.is_none();
         Ok(EffectiveLimits {
             envelope,
             pictures: Some(pictures),
-            own_pixels: Some(own).filter(|own| is_unsaid && *own > most),
+            own_pixels: Some(own).filter(|own| is_unset && *own > most),
         })
     }
 
@@ -184,8 +184,8 @@ fn limit_pictures(
     let own = config.pixel_bounds;
     // A pixel limit that is not a whole number of patches is used exactly, as
     // in the reference implementation.
-    let said = limits.picture_pixels.filter(|pixels| pixels / patch_pixels == patches as u64);
-    let most = said.unwrap_or(patches as u64 * patch_pixels);
+    let requested = limits.picture_pixels.filter(|pixels| pixels / patch_pixels == patches as u64);
+    let most = requested.unwrap_or(patches as u64 * patch_pixels);
     if let Some(tiling) = config.tiling {
         check_tiles(tiling, limits, most, patch_pixels)?;
     }
@@ -193,7 +193,9 @@ fn limit_pictures(
         let max = most.min(limits.picture_pixels.unwrap_or(own.max));
         if min > max {
             let by = match limits.picture_pixels {
-                Some(said) if said == max => format!(" by {}", names.of("picture_pixels").unwrap_or("picture_pixels")),
+                Some(requested) if requested == max => {
+                    format!(" by {}", names.of("picture_pixels").unwrap_or("picture_pixels"))
+                }
                 _ => String::new(),
             };
             let (limit, value) = ("picture_pixels_min".to_owned(), usize::try_from(min).unwrap_or(usize::MAX));
@@ -204,8 +206,9 @@ fn limit_pictures(
     let min = limits.picture_pixels_min.unwrap_or(own.min);
     // If the model's own minimum exceeds the maximum, the call of `limited` below lowers the
     // minimum.
-    let said = limits.picture_pixels.map(|said| if config.tiling.is_some() { said.min(own.max) } else { said });
-    config.pixel_bounds = PixelBounds { min, max: said.map_or(own.max, |said| said.max(min)) };
+    let requested =
+        limits.picture_pixels.map(|requested| if config.tiling.is_some() { requested.min(own.max) } else { requested });
+    config.pixel_bounds = PixelBounds { min, max: requested.map_or(own.max, |requested| requested.max(min)) };
     let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));
     Ok(limited.map_err(CheckpointError::from)?)
 }
@@ -218,8 +221,8 @@ fn check_tiles(tiling: Tiling, limits: &Limits, most: u64, patch_pixels: u64) ->
             ("picture_pixels_min", min, "at most 1: this model's pictures are tiles of one size".to_owned())
         }
         _ if most >= least => return Ok(()),
-        (_, Some(said)) if said < least => {
-            ("picture_pixels", said, format!("at least {least}: a picture has a tile of {side} x {side}"))
+        (_, Some(requested)) if requested < least => {
+            ("picture_pixels", requested, format!("at least {least}: a picture has a tile of {side} x {side}"))
         }
         _ => {
             let (value, least) = (most / patch_pixels, least / patch_pixels);

@@ -32,8 +32,8 @@ pub use message::EngineMessage;
 pub use model_context::ModelContext;
 pub(crate) use planning::advice;
 pub use planning::{
-    Change, Forecast, Lack, MinRanks, NoRanksFit, PlacementQuery, Question, RanksLack, RanksTried, Suggestion, TOTAL,
-    Unfit,
+    Change, Forecast, MinRanks, NoRanksFit, PlacementQuery, Question, RanksShortfall, RanksTried, Shortfall,
+    Suggestion, TOTAL, Unfit,
 };
 pub(crate) use retained::RetainedState;
 pub use serving::Serving;

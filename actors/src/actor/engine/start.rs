@@ -18,7 +18,7 @@ use bursar_model::{
 };
 
 use super::{
-    EffectiveLimits, EngineArguments, Lack, LoadOptions, ModelContext, Progress, ProgressSink, Question, Records,
+    EffectiveLimits, EngineArguments, LoadOptions, ModelContext, Progress, ProgressSink, Question, Records, Shortfall,
     StartError, fetch::fetch, records::RecordQuery, retained::Opened,
 };
 use crate::{
@@ -263,7 +263,7 @@ impl EngineArguments {
         let checkpoint = off_actor(move || checkpoint(&target)).await?;
         for _ in 0..ROOM_TRIES {
             match self.plan_as_it_is(checkpoint.clone(), executor).await {
-                Err(StartError::DoesNotFit(unfit)) if self.is_given_room(&unfit.lack).await? => {}
+                Err(StartError::DoesNotFit(unfit)) if self.is_given_room(&unfit.shortfall).await? => {}
                 planned => return planned.map(|(plan, needs)| (checkpoint, plan, needs)),
             }
         }
@@ -276,9 +276,9 @@ impl EngineArguments {
     /// is dropped when the gate is open again, and the start then requests its actual leases.
     /// Returns `false` if the other models cannot give up enough memory, or do not give it up in
     /// time.
-    async fn is_given_room(&self, lack: &Lack) -> Result<bool, StartError> {
-        let Lack::Memory { needed, short_by, .. } = *lack else { return Ok(false) };
-        if short_by > self.budget.would_be_given() {
+    async fn is_given_room(&self, shortfall: &Shortfall) -> Result<bool, StartError> {
+        let Shortfall::Memory { needed, short_by, .. } = *shortfall else { return Ok(false) };
+        if short_by > self.budget.reclaimable_bytes() {
             return Ok(false);
         }
         // The gate is frozen during the wait, because while a gate is open, memory that other
@@ -316,7 +316,14 @@ impl EngineArguments {
             // If the weights are already loaded, this model has already leased their bytes.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };
             let place = MemoryState::of_ledger(&ledger, leased, page, is_host);
-            let question = Question { model: &model, pictures: pictures.as_ref(), target, options: &options, place };
+            let question = Question {
+                model: &model,
+                pictures: pictures.as_ref(),
+                checkpoint: Some(&checkpoint),
+                target,
+                options: &options,
+                place,
+            };
             let (inputs, needs) = question.needs()?;
             let available = ledger.host_total.saturating_sub(ledger.host_granted);
             if needs.host_bytes() > available {

@@ -44,7 +44,7 @@ impl StatusBoard {
     }
 
     /// Returns the current status. Drop the returned value soon, because it holds a lock.
-    pub fn look(&self) -> watch::Ref<'_, Status> {
+    pub fn borrow(&self) -> watch::Ref<'_, Status> {
         self.shown.borrow()
     }
 

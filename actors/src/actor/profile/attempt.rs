@@ -20,7 +20,7 @@ use super::{
 use crate::{
     budget::Budget,
     capture::{self, CaptureError},
-    compute::graph::GraphSize,
+    compute::graph::GraphKey,
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{
         EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostSlot, HostTier, KvMemory, SamplingMemory,
@@ -152,7 +152,7 @@ impl Attempt {
             && error.is_out_of_memory()
         {
             let phase = self.attempt_progress.passed().phase.unwrap_or(Phase::Probe);
-            let ledger = self.budget.evidence().await.ok();
+            let ledger = self.budget.measure_after_refusal().await.ok();
             self.attempt_progress.lock().evidence = Evidence::of(error, phase, ledger.as_ref());
         }
         outcome
@@ -178,7 +178,7 @@ impl Attempt {
         let blocks = self.settle(&memory, &faulty).await?;
         if let Some(slept) = &self.woken {
             let record = ProfileRecord { kv_blocks: blocks, ..slept.as_ref().clone() };
-            return Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.beside()) });
+            return Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.of_another_engine()) });
         }
         self.enter(Phase::Validate);
         self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
@@ -187,7 +187,7 @@ impl Attempt {
         let costs = self.measure_costs(&lanes, blocks, cache_rows).await?;
         // This call makes the budget count memory that was allocated outside leases during
         // validation as overhead, before the budget grants any further request.
-        self.budget.room().await?;
+        self.budget.available_while_sizing().await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
             step_tokens: self.envelope.step_tokens,
@@ -199,7 +199,7 @@ impl Attempt {
             costs,
         };
         self.write_down(&record).await;
-        Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.beside()) })
+        Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.of_another_engine()) })
     }
 
     /// Records the measurements of this start for later starts. A failure to record them does not
@@ -367,7 +367,7 @@ impl Attempt {
             // A device without graphs captures nothing. If the fault plan has a refusal in this
             // phase, one step is captured anyway, so that the refusal takes effect.
             return if self.faults.is_due(Phase::Capture, self.number) {
-                Ok(capture::capture_one(&lanes.step, GraphSize::decode(1), tree::CAPTURE).await.map(drop)?)
+                Ok(capture::capture_one(&lanes.step, GraphKey::decode(1), tree::CAPTURE).await.map(drop)?)
             } else {
                 Ok(())
             };
@@ -430,7 +430,7 @@ impl Attempt {
     fn written_blocks(&self, found: usize) -> Result<Option<usize>, ProfileError> {
         let Some(written) = &self.warm else { return Ok(None) };
         match written.differs_from(found.max(self.needs.probe_blocks)) {
-            Some(difference) => Err(ProfileError::WrittenDiffers(difference)),
+            Some(difference) => Err(ProfileError::RecordedProfileDiffers(difference)),
             None => Ok(Some(written.kv_blocks)),
         }
     }
@@ -438,10 +438,10 @@ impl Attempt {
     /// Returns the memory that is available for the KV cache, including the `probe` bytes that the
     /// cache already has.
     async fn room(&self, probe: Bytes) -> Result<KvCapacity, ProfileError> {
-        let available = self.budget.room().await?;
+        let available = self.budget.available_while_sizing().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
-        let beside = (ledger.overhead + ledger.granted).saturating_sub(probe);
-        Ok(KvCapacity { total: ledger.total, beside, available, probe, is_host: self.device.is_host_memory() })
+        let outside_pool = (ledger.overhead + ledger.granted).saturating_sub(probe);
+        Ok(KvCapacity { total: ledger.total, outside_pool, available, probe, is_host: self.device.is_host_memory() })
     }
 
     /// Runs the worst cases at the final size, on both lanes at once. Returns the name and the peak

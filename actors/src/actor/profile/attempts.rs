@@ -19,11 +19,13 @@ pub enum Outcome {
     },
     /// The attempt's actor died. The next attempt asks for the same size.
     Died {
-        said: String,
+        #[serde(rename = "said")]
+        message: String,
     },
     /// A failure that another attempt would not change.
     Failed {
-        said: String,
+        #[serde(rename = "said")]
+        message: String,
     },
 }
 
@@ -220,7 +222,7 @@ mod tests {
     fn report_numbers_start_at_one() {
         let attempts = Attempts::new(false);
         let report = attempts.report(3, Phase::Validate, Outcome::Ready);
-        let told = serde_json::to_string(&report).expect("the report serializes");
-        assert_eq!(told, r#"{"attempt":1,"target_tokens":48,"phase":"validate","outcome":"ready"}"#);
+        let json = serde_json::to_string(&report).expect("the report serializes");
+        assert_eq!(json, r#"{"attempt":1,"target_tokens":48,"phase":"validate","outcome":"ready"}"#);
     }
 }

@@ -25,7 +25,7 @@ pub struct KvChoice {
 pub struct KvCapacity {
     pub total: Bytes,
     /// Bytes of this process outside this model's KV cache: overhead and all other leases.
-    pub beside: Bytes,
+    pub outside_pool: Bytes,
     /// Bytes that the ledger could grant now.
     pub available: Bytes,
     /// Bytes that the KV cache holds already.
@@ -45,7 +45,7 @@ impl KvChoice {
     /// fixed.
     pub fn share(&self, room: &KvCapacity) -> KvShare {
         match (self.device_fraction, self.memory_fraction) {
-            (Some(fraction), _) => KvShare::of_whole(fraction, room.total, room.beside),
+            (Some(fraction), _) => KvShare::of_whole(fraction, room.total, room.outside_pool),
             (None, Some(fraction)) => KvShare::Fraction(fraction),
             (None, None) => KvShare::expected_of(room.is_host, room.total),
         }
@@ -79,7 +79,7 @@ mod tests {
     fn room() -> KvCapacity {
         KvCapacity {
             total: Bytes::mib(100),
-            beside: Bytes::mib(30),
+            outside_pool: Bytes::mib(30),
             available: Bytes::mib(50),
             probe: Bytes::mib(10),
             is_host: true,

@@ -94,10 +94,10 @@ impl KvShare {
     }
 
     /// Returns the bytes that remain for the KV cache if all memory of this process must stay
-    /// within a fraction of the whole device. `beside` is the memory that this process holds in
+    /// within a fraction of the whole device. `outside_pool` is the memory that this process holds in
     /// addition to the KV cache. vLLM calls this fraction `gpu_memory_utilization`.
-    pub fn of_whole(fraction: f64, total: Bytes, beside: Bytes) -> Self {
-        KvShare::UpTo(total.share(fraction).saturating_sub(beside))
+    pub fn of_whole(fraction: f64, total: Bytes, outside_pool: Bytes) -> Self {
+        KvShare::UpTo(total.share(fraction).saturating_sub(outside_pool))
     }
 
     fn of(self, left: Bytes) -> Bytes {

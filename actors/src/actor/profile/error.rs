@@ -51,7 +51,7 @@ pub enum ProfileError {
     },
     /// A measurement in this start would lead to another size than the recorded one.
     #[error("the recorded profile does not match: {0}")]
-    WrittenDiffers(Difference),
+    RecordedProfileDiffers(Difference),
     #[error("the profile actor died: {reason}")]
     Died { reason: String },
 }
@@ -85,7 +85,7 @@ impl Hint for ProfileError {
                      `capacity`"
                 )
             }
-            ProfileError::WrittenDiffers(_) => "delete the recorded profile".to_owned(),
+            ProfileError::RecordedProfileDiffers(_) => "delete the recorded profile".to_owned(),
             ProfileError::Unanswered(_) | ProfileError::Died { .. } => "start the model again".to_owned(),
             ProfileError::Stress { .. } => smaller(),
         }

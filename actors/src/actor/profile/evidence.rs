@@ -26,7 +26,8 @@ pub struct Evidence {
     /// least memory left. `None` for a single device, or if all GPUs have the same amount left.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<String>,
-    pub said: String,
+    #[serde(rename = "said")]
+    pub message: String,
 }
 
 impl Evidence {
@@ -48,7 +49,7 @@ impl Evidence {
         let foreign = ledger.map(|ledger| ledger.foreign).unwrap_or_default();
         let fullest = || GpuLine::fullest_of(&ledger?.cards).map(|card| card.device.clone());
         let card = refused.and_then(DeviceError::card).map(str::to_owned).or_else(fullest);
-        Some(Evidence { phase, class: class.cloned(), asked, free, foreign, card, said: error.to_string() })
+        Some(Evidence { phase, class: class.cloned(), asked, free, foreign, card, message: error.to_string() })
     }
 
     /// Returns a lower bound of the missing bytes. If at least the requested bytes were free, the
@@ -63,7 +64,7 @@ impl Evidence {
 
 impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory was refused in phase {}: {}", self.phase, self.said)?;
+        write!(f, "memory was refused in phase {}: {}", self.phase, self.message)?;
         if let Some(class) = &self.class {
             write!(f, "; the memory was for {class}")?;
         }
@@ -151,7 +152,7 @@ mod tests {
             (stress(LaneError::Kernel(KernelError::Device(refused()))), None, 9, 3),
         ];
         for (error, class, asked, free) in refusals {
-            let said = error.to_string();
+            let message = error.to_string();
             let expected = Evidence {
                 phase: Phase::Back,
                 class,
@@ -159,7 +160,7 @@ mod tests {
                 free: MIB(free),
                 foreign: MIB(7),
                 card: None,
-                said,
+                message,
             };
             assert_eq!(Evidence::of(&error, Phase::Back, Some(&ledger())), Some(expected));
             assert!(error.is_out_of_memory());
@@ -184,8 +185,8 @@ mod tests {
     #[test]
     fn evidence_reads_as_a_sentence_with_exact_bytes() {
         let (asked, free, foreign) = (Bytes(9), Bytes(4), Bytes(7));
-        let said = "it is full".to_owned();
-        let known = Evidence { phase: Phase::Back, class: Some(Class::Kv), asked, free, foreign, card: None, said };
+        let message = "it is full".to_owned();
+        let known = Evidence { phase: Phase::Back, class: Some(Class::Kv), asked, free, foreign, card: None, message };
         assert_eq!(
             known.to_string(),
             "memory was refused in phase back: it is full; the memory was for kv; 9 B requested, 4 B free, 7 B held by \

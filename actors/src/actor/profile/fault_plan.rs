@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_malformed_fault_script_is_refused_with_the_expected_form() {
-        for (script, said) in [
+        for (script, message) in [
             ("", "\"\" does not have the form PHASE:N"),
             ("load", "\"load\" does not have the form PHASE:N"),
             ("load:x", "\"load:x\" does not have the form PHASE:N"),
@@ -124,7 +124,7 @@ mod tests {
             ("load:5", "the number of refused attempts is 5; expected 1 to 4"),
         ] {
             let error = script.parse::<FaultPlan>().expect_err(script);
-            assert_eq!(error.to_string(), said);
+            assert_eq!(error.to_string(), message);
             assert!(!error.hint().is_empty());
         }
     }

@@ -14,7 +14,7 @@ use bursar_model::{
 
 use crate::{
     compute::LAUNCHES,
-    compute::graph::GraphShape,
+    compute::graph::GraphLimits,
     compute::memory::{HostSlot, KvMemory, SamplingMemory, StateMemory},
 };
 
@@ -45,7 +45,7 @@ pub struct MemoryRequirements {
     /// Number of blocks of the probe, the small KV cache that is created first.
     pub probe_blocks: usize,
     /// Shape of captured steps. `None` on a device without graphs.
-    pub graphs: Option<GraphShape>,
+    pub graphs: Option<GraphLimits>,
     /// Bytes of the largest single collective between the ranks of several GPUs. `None` for one
     /// rank, and on a host, where ranks read each other's workspaces.
     pub exchange: Option<Bytes>,
@@ -173,7 +173,7 @@ impl MemoryRequirements {
                 worst_cases.iter().filter(|(worst_case, _)| matches!(worst_case.pass, Pass::Step(_)) == is_step);
             of_lane.map(|(_, footprint)| footprint.workspace.round_up(page)).max().unwrap_or(Bytes::ZERO)
         };
-        let graphs = target.has_graphs().then(|| GraphShape::of(envelope, model.config().decoder()));
+        let graphs = target.has_graphs().then(|| GraphLimits::of(envelope, model.config().decoder()));
         Ok(MemoryRequirements {
             weights: model.weight_bytes().round_up(page),
             quantization: model.quantization_in_memory().map(|name| (model.quantized_type(), name)),
@@ -421,9 +421,9 @@ mod tests {
         assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
         // Measured on 2026-11-21: the GPU's total memory, and 563 MiB for the context, loaded code
         // and captured graphs. The canary is 256 MiB.
-        let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
+        let (card, overhead) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
         let plan = needs.memory_plan();
-        let available = card.saturating_sub(beside).saturating_sub(plan.total());
+        let available = card.saturating_sub(overhead).saturating_sub(plan.total());
         let sizing =
             Sizing { available, probe: needs.probe(), share: KvShare::expected_of(false, card), pinned_tokens: None };
         let tokens = sizing.blocks(needs.kv_shape, page) * BLOCK_TOKENS;
@@ -437,7 +437,7 @@ mod tests {
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         let (options, pictures) = (LoadOptions::default(), checkpoint.image_processor.as_ref());
         let place = MemoryState::of_available(Bytes::gib(8), Bytes::mib(2));
-        let question = Question { model: &model, pictures, target, options: &options, place };
+        let question = Question { model: &model, pictures, checkpoint: None, target, options: &options, place };
         let (inputs, needs) = question.needs().expect("the worst cases are consistent");
         let limits = &inputs.envelope;
         assert_eq!((limits.sequences, limits.step_tokens), (256, 8448));

@@ -67,10 +67,10 @@ impl ProfileKey {
         profile_key.add("page", page.exact().to_string());
         profile_key.add("canary", canary.exact().to_string());
         let KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes } = kv;
-        profile_key.add("memory_fraction", said(memory_fraction));
-        profile_key.add("device_fraction", said(device_fraction));
-        profile_key.add("kv_tokens", said(kv_tokens));
-        profile_key.add("kv_bytes", said(&kv_bytes.map(Bytes::exact)));
+        profile_key.add("memory_fraction", text_of(memory_fraction));
+        profile_key.add("device_fraction", text_of(device_fraction));
+        profile_key.add("kv_tokens", text_of(kv_tokens));
+        profile_key.add("kv_bytes", text_of(&kv_bytes.map(Bytes::exact)));
         profile_key
     }
 
@@ -116,8 +116,8 @@ fn short(digits: String) -> String {
     digits.chars().take(16).collect()
 }
 
-fn said<T: fmt::Display>(option: &Option<T>) -> String {
-    option.as_ref().map_or_else(|| "not said".to_owned(), T::to_string)
+fn text_of<T: fmt::Display>(option: &Option<T>) -> String {
+    option.as_ref().map_or_else(|| "not set".to_owned(), T::to_string)
 }
 
 /// A fact that has changed, shown as `driver was 580.1, is 580.2`.
@@ -140,11 +140,11 @@ impl Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = |side: &Option<String>| match side.as_deref() {
+        let shown = |side: &Option<String>| match side.as_deref() {
             None | Some("") => "unknown".to_owned(),
-            Some(told) => told.to_owned(),
+            Some(shown) => shown.to_owned(),
         };
-        write!(f, "{} was {}, is {}", self.what, told(&self.was), told(&self.is))
+        write!(f, "{} was {}, is {}", self.what, shown(&self.was), shown(&self.is))
     }
 }
 
@@ -223,10 +223,10 @@ mod tests {
             ("total was 536,870,912 B, is 536,870,913 B", |start| start.total.0 += 1),
             ("page was 2,097,152 B, is 65,536 B", |start| start.page = Bytes::kib(64)),
             ("canary was 33,554,432 B, is 0 B", |start| start.canary = Bytes::ZERO),
-            ("memory_fraction was not said, is 0.5", |start| start.kv.memory_fraction = Some(0.5)),
-            ("device_fraction was not said, is 0.5", |start| start.kv.device_fraction = Some(0.5)),
-            ("kv_tokens was not said, is 1024", |start| start.kv.kv_tokens = Some(1024)),
-            ("kv_bytes was not said, is 1,024 B", |start| start.kv.kv_bytes = Some(Bytes(1024))),
+            ("memory_fraction was not set, is 0.5", |start| start.kv.memory_fraction = Some(0.5)),
+            ("device_fraction was not set, is 0.5", |start| start.kv.device_fraction = Some(0.5)),
+            ("kv_tokens was not set, is 1024", |start| start.kv.kv_tokens = Some(1024)),
+            ("kv_bytes was not set, is 1,024 B", |start| start.kv.kv_bytes = Some(Bytes(1024))),
             ("cache was plain, is fp8", |start| {
                 let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
                 start.checkpoint = checkpoint.with_cache(CacheFormat::Fp8);
@@ -253,8 +253,8 @@ mod tests {
         let was = profile_key(|_| {});
         for (expected, change) in changes {
             let differences = ProfileKey::differences(&was, &profile_key(*change));
-            let told: Vec<_> = differences.iter().map(Difference::to_string).collect();
-            assert_eq!(told, [*expected]);
+            let reasons: Vec<_> = differences.iter().map(Difference::to_string).collect();
+            assert_eq!(reasons, [*expected]);
         }
         assert_eq!(ProfileKey::differences(&was, &was), []);
     }

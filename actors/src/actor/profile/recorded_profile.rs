@@ -76,7 +76,7 @@ impl RecordedProfile {
     pub fn differs_from(&self, found: usize) -> Option<Difference> {
         // The file may have been edited, so it can hold any number.
         let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
-        let slack = self.kv_blocks / ROOM_SLACK;
+        let slack = self.kv_blocks / KV_SIZE_SLACK;
         let differs = self.kv_blocks.abs_diff(found) > slack;
         differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
     }
@@ -110,7 +110,7 @@ impl RecordedProfile {
 }
 
 /// Inverse of the fraction by which a recorded size may differ.
-const ROOM_SLACK: usize = 64;
+const KV_SIZE_SLACK: usize = 64;
 
 fn peak(worst_case: &str) -> String {
     format!("the peak of '{worst_case}'")

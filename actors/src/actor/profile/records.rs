@@ -8,7 +8,7 @@ use bursar_kernels::Tuning;
 use super::{Notice, ProfileKey, ProfileRecord, Progress, ProgressSink, RecordPath, RecordedProfile};
 use crate::compute::Executor;
 
-/// Access to the recorded profiles of a model. Clones share the files and the executor. `drop_warm`
+/// Access to the recorded profiles of a model. Clones share the files and the executor. `discard_profile`
 /// drops the profile only from the clone on which it is called, but resets the tuning of the shared
 /// executor.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ impl Records {
 
     /// Drops the profile that applied, because the attempt that relied on it has failed. The next
     /// attempt takes new measurements. Returns `false` if the attempt relied on no profile.
-    pub(crate) fn drop_warm(&mut self, reason: &str) -> bool {
+    pub(crate) fn discard_profile(&mut self, reason: &str) -> bool {
         let did = self.warm.take().is_some();
         if did {
             self.executor.tune(&Tuning::default());

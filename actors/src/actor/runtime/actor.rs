@@ -265,7 +265,7 @@ impl RuntimeState {
         let name = name.clone();
         // An engine that ends by itself has already published a reason: its start failed, or it
         // gave up. Any other end is a death, including a stop from outside.
-        match &*engine.arguments.status.look() {
+        match &*engine.arguments.status.borrow() {
             status if status.is_over() => return Some(Input::EngineGaveUp { name, reason }),
             Status::NotWoken(error) => {
                 let may_fit = self.may_fit(&name, error);
@@ -277,7 +277,7 @@ impl RuntimeState {
     }
 
     fn health(&self) -> Health {
-        let health = |name: &str, engine: &Engine| match &*engine.arguments.status.look() {
+        let health = |name: &str, engine: &Engine| match &*engine.arguments.status.borrow() {
             _ if self.core.is_forgotten(name) => ModelHealth::Leaving,
             _ if matches!(engine.arguments.wakefulness.state(), WakeState::Asleep(_)) => ModelHealth::Asleep,
             Status::Starting | Status::NotWoken(_) => ModelHealth::Starting,

@@ -133,7 +133,7 @@ impl<P: Parts> RuntimeCore<P> {
             Input::FellAsleep { name, load, level } => self.fell_asleep(name, load, level, now),
             Input::Woken { name, load } => self.woken(name, load, now),
             Input::NotWoken { name, may_fit } => self.not_woken(name, may_fit),
-            Input::IdleReports(seen) => self.look(&seen, now),
+            Input::IdleReports(seen) => self.check_idle(&seen, now),
             Input::ShutDown { within, waiter } => self.shut_down(within, waiter),
         }
         if self.shutdown.is_some() && self.models.is_empty() {

@@ -12,7 +12,7 @@ use crate::engine::LoadOptions;
 #[derive(Clone)]
 pub enum DeviceChoice {
     /// The first GPU. Without a GPU, host memory of this capacity is used in its place; then
-    /// [`Runtime::stands_in`](super::Runtime::stands_in) and a `tracing` event give the reason. A
+    /// [`Runtime::host_fallback_reason`](super::Runtime::host_fallback_reason) and a `tracing` event give the reason. A
     /// GPU that fails, or whose driver is too old, is an error.
     Auto(Bytes),
     /// The GPU with this index, in the numbering of `CUDA_VISIBLE_DEVICES`.
@@ -79,7 +79,7 @@ impl fmt::Debug for DeviceChoice {
 pub(super) struct Opened {
     pub(super) device: Arc<dyn Device>,
     /// Why host memory is used, if a GPU was wanted.
-    pub(super) stands_in: Option<DeviceError>,
+    pub(super) host_fallback_reason: Option<DeviceError>,
     /// Function that creates another device of the same kind. `None` if a lost device cannot be
     /// replaced.
     pub(super) again: Option<MakeDevice>,
@@ -94,7 +94,7 @@ impl DeviceChoice {
                 return match DeviceChoice::Cuda(0).open() {
                     Err(why @ DeviceError::NoDevice { .. }) => {
                         let opened = DeviceChoice::Host(capacity).open()?;
-                        Ok(Opened { stands_in: Some(why), ..opened })
+                        Ok(Opened { host_fallback_reason: Some(why), ..opened })
                     }
                     opened => opened,
                 };
@@ -105,13 +105,13 @@ impl DeviceChoice {
                     // many GPUs there are.
                     Err(why @ DeviceError::NoDevice { .. }) if CudaDevice::open(0).is_err() => {
                         let opened = DeviceChoice::HostRanks(ranks, capacity).open()?;
-                        Ok(Opened { stands_in: Some(why), ..opened })
+                        Ok(Opened { host_fallback_reason: Some(why), ..opened })
                     }
                     opened => opened,
                 };
             }
             DeviceChoice::MinDevices(_) => unreachable!("a number of devices is chosen before they are opened"),
-            DeviceChoice::Custom(device) => return Ok(Opened { device, stands_in: None, again: None }),
+            DeviceChoice::Custom(device) => return Ok(Opened { device, host_fallback_reason: None, again: None }),
             DeviceChoice::Cuda(ordinal) => Arc::new(move || Ok(Arc::new(CudaDevice::open(ordinal)?))),
             DeviceChoice::Host(capacity) => Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?))),
             DeviceChoice::CudaRanks(ordinals) => Arc::new(move || {
@@ -126,7 +126,7 @@ impl DeviceChoice {
             }),
             DeviceChoice::Made(make) => make,
         };
-        Ok(Opened { device: make()?, stands_in: None, again: Some(make) })
+        Ok(Opened { device: make()?, host_fallback_reason: None, again: Some(make) })
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
     fn the_host_device_replaces_a_missing_gpu_with_a_reason() {
         let opened = DeviceChoice::Auto(Bytes::mib(64)).open().expect("a GPU or a host device opens");
         assert!(opened.again.is_some(), "either device can be opened again");
-        match opened.stands_in {
+        match opened.host_fallback_reason {
             Some(why) => {
                 assert!(matches!(why, DeviceError::NoDevice { .. }) && why.hint().is_some(), "{why}");
                 assert_eq!(opened.device.memory().expect("the device reports its memory").total, Bytes::mib(64));

@@ -173,7 +173,7 @@ impl Candidates {
     /// model. Returns `None` if no candidate is open: either the caller provides the device, or the
     /// GPU does not exist. A missing GPU is reported when it is opened later.
     pub(super) fn planned(&self, source: &ModelSource, options: &LoadOptions) -> Result<Option<Planned>, StartError> {
-        let files = source.origin().clone().bring_settings()?;
+        let files = source.origin().clone().fetch_settings()?;
         let stored = files.stored_type()?;
         let checkpoint = open_settings(files)?.0.with_quantization(options.quantization);
         let Some(first) = self.opened.first() else { return Ok(None) };

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Configuration of a runtime. By default the runtime uses the first GPU. Without a GPU, it uses
-/// 512 MiB of host memory instead, and [`Runtime::stands_in`] returns the reason.
+/// 512 MiB of host memory instead, and [`Runtime::host_fallback_reason`] returns the reason.
 #[derive(Clone)]
 pub struct RuntimeConfig {
     /// The device. Default: [`DeviceChoice::Auto`] with 512 MiB.
@@ -136,7 +136,7 @@ struct Inner {
     actor: ActorRef<RuntimeMessage>,
     budget: Budget,
     shown: Shown,
-    stands_in: Option<DeviceError>,
+    host_fallback_reason: Option<DeviceError>,
 }
 
 impl Drop for Inner {
@@ -181,17 +181,17 @@ impl Runtime {
             Ok::<_, RuntimeError>((choice.open()?, chosen))
         };
         let opened = tokio::task::spawn_blocking(open).await;
-        let (Opened { device, stands_in, again }, chosen) =
+        let (Opened { device, host_fallback_reason, again }, chosen) =
             opened.map_err(|died| RuntimeError::Spawn(died.to_string()))??;
-        if let Some(why) = &stands_in {
+        if let Some(why) = &host_fallback_reason {
             tracing::info!(%why, "host memory stands in for a GPU");
         }
         let total = device.memory()?.total;
         let ledger = LedgerConfig { host_total: config.host_bytes, ..LedgerConfig::of(device.as_ref()) };
         let (mailbox, shown) = (Arc::new(BudgetMailbox::default()), Shown::new(device));
-        for told in chosen {
-            let (reason, ranks) = (told.to_string(), told.ranks);
-            mailbox.events().tell(Event::RanksChosen { model: told.model.as_str().into(), ranks, reason });
+        for choice in chosen {
+            let (reason, ranks) = (choice.to_string(), choice.ranks);
+            mailbox.events().record(Event::RanksChosen { model: choice.model.as_str().into(), ranks, reason });
         }
         let arguments = RuntimeArguments {
             canary: config.canary.unwrap_or_else(|| default_canary(total)),
@@ -209,7 +209,7 @@ impl Runtime {
             None => RuntimeActor::spawn(None, RuntimeActor::default(), arguments).await,
         };
         let (actor, _) = spawned.map_err(|error| RuntimeError::Spawn(error.to_string()))?;
-        Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(mailbox), shown, stands_in }) })
+        Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(mailbox), shown, host_fallback_reason }) })
     }
 
     /// Loads a model with the default options.
@@ -382,7 +382,7 @@ impl Runtime {
     }
 
     /// Returns the reason why host memory is used, if [`DeviceChoice::Auto`] found no GPU.
-    pub fn stands_in(&self) -> Option<&DeviceError> {
-        self.inner.stands_in.as_ref()
+    pub fn host_fallback_reason(&self) -> Option<&DeviceError> {
+        self.inner.host_fallback_reason.as_ref()
     }
 }

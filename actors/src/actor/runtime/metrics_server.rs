@@ -325,15 +325,15 @@ mod tests {
             ("POST /events", "405"),
             ("GET metrics", "404"),
         ] {
-            let said = format!("{asks} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n");
+            let request = format!("{asks} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n");
             // The connection is closed although the client did not request `connection: close`.
-            let response = rest(client(&server, &said).await).await;
+            let response = rest(client(&server, &request).await).await;
             assert!(response.starts_with(&format!("HTTP/1.1 {status}")), "{asks}: {response}");
             if asks.contains("health") && status != "404" {
                 let (_, body) = response.split_once("\r\n\r\n").expect("a head and a body");
-                let told: Value = serde_json::from_str(body).expect("JSON");
+                let value: Value = serde_json::from_str(body).expect("JSON");
                 let models = json!({ "a": "ready", "b": "starting" });
-                assert_eq!(told, json!({ "live": true, "ready": false, "models": models }));
+                assert_eq!(value, json!({ "live": true, "ready": false, "models": models }));
             }
         }
         server.shutdown().await;

@@ -28,7 +28,7 @@ pub use message::{LoadRequest, OnReleased, RuntimeMessage, Supervised};
 #[cfg(feature = "prometheus")]
 pub use metrics_server::MetricsServer;
 pub use model_source::ModelSource;
-pub use placing::{Placement, Placing};
+pub use placing::{Placement, PlacementRequest};
 pub use published::Shown;
 #[cfg(feature = "prometheus")]
 pub use recorder::{MetricsText, ServeMetricsError};

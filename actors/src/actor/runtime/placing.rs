@@ -15,7 +15,7 @@ use crate::engine::{LoadOptions, StartError};
 
 /// Models to place on devices.
 #[derive(Clone)]
-pub struct Placing {
+pub struct PlacementRequest {
     /// The devices to choose from: the devices of [`DeviceChoice::CudaRanks`] or
     /// [`DeviceChoice::HostRanks`] or, with [`DeviceChoice::Auto`], all GPUs. With any other
     /// choice, all models share the chosen device.
@@ -35,7 +35,7 @@ pub struct Placement {
     pub device: DeviceChoice,
     /// Number of devices over which the models are sharded.
     pub ranks: usize,
-    /// Indices into [`Placing::models`], in ascending order.
+    /// Indices into [`PlacementRequest::models`], in ascending order.
     pub models: Vec<usize>,
 }
 
@@ -55,7 +55,7 @@ struct Group {
     models: Vec<usize>,
 }
 
-impl Placing {
+impl PlacementRequest {
     /// Finds the devices of each model. Reads the models' settings, and keeps devices open
     /// while it examines them.
     ///
@@ -74,9 +74,9 @@ impl Placing {
             return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
         }
         let count = found.opened.len();
-        let mut said =
+        let mut requested =
             self.models.iter().filter_map(|(_, options)| options.ranks.map(NonZeroUsize::get)).chain(self.ranks);
-        if let Some(ranks) = said.find(|ranks| !(1..=count).contains(ranks)) {
+        if let Some(ranks) = requested.find(|ranks| !(1..=count).contains(ranks)) {
             let reason = format!("a model is to run on {ranks} devices, but there are {count}");
             let hint = "name more devices, or split models over fewer".to_owned();
             return Err(DeviceError::NoDevice { reason, hint }.into());

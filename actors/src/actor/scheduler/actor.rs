@@ -264,7 +264,7 @@ impl Actor for SchedulerActor {
         while let Some(effect) = effects.pop_front() {
             effects.extend(state.act(&myself, effect));
         }
-        state.arguments.block_log.tell(state.core.take_block_events());
+        state.arguments.block_log.record(state.core.take_block_events());
         state.show();
         Ok(())
     }
@@ -373,16 +373,16 @@ impl SchedulerState {
         match effect {
             Effect::Run(plan) => self.run(myself.clone(), *plan),
             Effect::Copy(copies) => self.copy(myself.clone(), *copies),
-            Effect::Short(sequences, blocks) => {
+            Effect::LacksBlocks(sequences, blocks) => {
                 let tell =
                     |id| self.trace(id, || debug!(target: TARGET, short_by = blocks, "waiting: too few free blocks"));
                 sequences.into_iter().for_each(tell);
             }
-            Effect::Found(sequence, tokens) => {
+            Effect::Begun(sequence, tokens) => {
                 self.trace(sequence, || debug!(target: TARGET, cached_tokens = tokens, "started"));
                 self.counted.found += tokens;
                 self.counted.sought += self.core.sequence(sequence).map_or(0, |spec| spec.tokens.len());
-                self.deliver(sequence, Delivery::Found(tokens));
+                self.deliver(sequence, Delivery::Begun(tokens));
             }
             Effect::Token(sequence, _) => {
                 let token = match self.next_chosen(sequence) {
@@ -539,8 +539,8 @@ impl SchedulerState {
         let pins = pins.map(|pins| pins as Arc<dyn Send + Sync>).collect();
         let spans = self.spans(&plan);
         // From here on, only the steps that read these pictures keep them pinned.
-        for past in &plan.shown.past {
-            self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
+        for unread in &plan.shown.no_longer_read {
+            self.callers.get_mut(unread).into_iter().for_each(|caller| caller.pins = None);
         }
         let (has_prompts, encodes) = (plan.has_prompts, self.arguments.pacing.card.encodes());
         let (rows, scored, launched) = (plan.rows, plan.scored, Instant::now());

@@ -30,7 +30,7 @@ use super::{
     draft_limit::DraftLimit,
     drafts::VerifiedDrafts,
     sequence::{Charge, History, NewSequence, Sequence},
-    step::{ChosenRows, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
+    step::{ChosenRows, HostCopies, PictureUse, RunningPart, RunningStep, Scored, SequenceTokens, StepPlan},
 };
 use crate::{
     kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, StateStep, Table},
@@ -81,7 +81,7 @@ pub struct SchedulerCore {
     /// Running sequences, the oldest first.
     running: BTreeMap<SequenceId, Sequence>,
     /// The steps that were submitted to the lane, the oldest first. At most two.
-    under_way: VecDeque<StepUnderWay>,
+    under_way: VecDeque<RunningStep>,
     /// Whether a step may be planned while another step runs.
     looks_ahead: bool,
     /// `true` if the next step cannot be planned while the current step runs: there are too few
@@ -407,7 +407,7 @@ impl SchedulerCore {
             }
             if short_by > 0 {
                 let unmet = demands[tables.len()..].iter().filter(|demand| demand.held == 0);
-                effects.push(Effect::Short(unmet.map(|demand| demand.sequence).collect(), short_by));
+                effects.push(Effect::LacksBlocks(unmet.map(|demand| demand.sequence).collect(), short_by));
                 return None;
             }
             let left: usize = shares.iter().map(|share| share.tokens).sum();
@@ -480,7 +480,7 @@ impl SchedulerCore {
         let parts: Vec<_> = shares.iter().map(|share| (share, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(share, sequence)| sequence.pictures_in_next(share.tokens)).collect();
         let next: Vec<_> = parts.iter().map(|(share, sequence)| sequence.next(share.tokens, share.drafts)).collect();
-        let (mut rows, mut scored, mut shown) = (Vec::new(), Vec::new(), Shown::default());
+        let (mut rows, mut scored, mut shown) = (Vec::new(), Vec::new(), PictureUse::default());
         let (mut packed, mut next_tokens) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
         for (place, (share, sequence)) in parts.into_iter().enumerate() {
             let count = share.tokens;
@@ -511,7 +511,7 @@ impl SchedulerCore {
             let draft_head_reads = matches!(next_token, NextToken::Known { cache_row: Some(_), .. });
             shown.read.extend((!pictures[place].is_empty() || draft_head_reads).then(|| sequence.id()));
             next_tokens.push(next_token);
-            shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
+            shown.no_longer_read.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
             packed.push(SequencePart {
                 tokens: &next[place].tokens,
                 unseen: next[place].unseen,
@@ -542,18 +542,18 @@ impl SchedulerCore {
         let decoding = self.streams();
         let drafts = (decoding, self.draft_limit.as_ref().map_or(0, |limit| limit.drafts_for(decoding)));
         let mut step =
-            StepUnderWay { parts, released_behind: Vec::new(), work, pictures, launched, has_prompts, drafts };
+            RunningStep { parts, release_after_step: Vec::new(), work, pictures, launched, has_prompts, drafts };
         let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
         for SequenceTokens { sequence: id, tokens, drafts, further } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");
             let chosen = rows.next_if(|rows| rows.sequence == *id);
             sequence.launch(*tokens, drafts + further, chosen.map(|_| first_row as u32));
             let (end, chooses, drafts, further) = (sequence.cached, chosen.is_some(), *drafts, *further);
-            step.parts.push(PartUnderWay { sequence: *id, end, chooses, drafts, further });
+            step.parts.push(RunningPart { sequence: *id, end, chooses, drafts, further });
             first_row += chosen.map_or(0, ChosenRows::count);
         }
-        for past in &shown.past {
-            self.running.get_mut(past).expect("the sequence has a share of the step").holds_pictures = false;
+        for unread in &shown.no_longer_read {
+            self.running.get_mut(unread).expect("the sequence has a share of the step").holds_pictures = false;
         }
         self.under_way.push_back(step);
     }
@@ -574,7 +574,7 @@ impl SchedulerCore {
                 sequence.history.charge = Charge::Computed;
                 self.waiting.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
             }
-            effects.push(Effect::Found(share.sequence, table.held));
+            effects.push(Effect::Begun(share.sequence, table.held));
         }
     }
 

@@ -73,7 +73,7 @@ pub struct Admission {
 #[derive(Clone, PartialEq)]
 pub enum Delivery {
     /// The sequence begins, and this many of its tokens were found cached.
-    Found(usize),
+    Begun(usize),
     /// Scores of prompt tokens. Each token is scored once.
     Scores {
         /// The index of the first scored token.
@@ -101,7 +101,7 @@ pub enum Delivery {
 impl std::fmt::Debug for Delivery {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Delivery::Found(tokens) => write!(formatter, "Found({tokens} tokens)"),
+            Delivery::Begun(tokens) => write!(formatter, "Begun({tokens} tokens)"),
             Delivery::Scores { first, scores } => write!(formatter, "Scores({} from {first})", scores.len()),
             Delivery::Token(token, _) => write!(formatter, "Token(at {})", token.position),
             Delivery::Finished(finish) => write!(formatter, "Finished({finish:?})"),

@@ -19,4 +19,4 @@ pub use drafts::{DraftSource, Drafter, NgramSizes, PromptLookup, VerifiedDrafts}
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use scheduling_params::SchedulingParams;
 pub use sequence::{Finish, NewSequence, Placeholder};
-pub use step::{ChosenRows, Scored, Shown, StepPlan};
+pub use step::{ChosenRows, PictureUse, Scored, StepPlan};

@@ -343,8 +343,8 @@ impl Sequence {
     pub(super) fn next(&self, count: usize, drafts: usize) -> NextTokens<'_> {
         assert!(self.to_come <= 1, "{} is planned at most two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
-        let stretch = self.next_first()..end.min(known);
-        let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
+        let range = self.next_first()..end.min(known);
+        let (tokens, positions) = (&self.spec.tokens[range.clone()], &self.spec.positions[range]);
         // A step that chooses a token runs all known tokens, so the next step runs
         // only the chosen token.
         let unseen = self.unseen();

@@ -22,17 +22,17 @@ pub struct StepPlan {
     /// The prompt tokens to score, in the order of the scored rows.
     pub scored: Vec<Scored>,
     /// The pictures that the step reads, and the pictures that no later step reads.
-    pub shown: Shown,
+    pub shown: PictureUse,
 }
 
 /// The sequences whose pictures must stay in the vision cache for a step, and the sequences whose
 /// pictures are no longer needed afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct PictureUse {
     /// Sequences whose pictures the step reads. These pictures must stay until the step has run.
     pub read: Vec<SequenceId>,
     /// Sequences whose pictures no later step reads, unless they lose their blocks.
-    pub past: Vec<SequenceId>,
+    pub no_longer_read: Vec<SequenceId>,
 }
 
 /// Rows of logits from which tokens of one sequence are chosen: the row of its last token, and the
@@ -82,11 +82,11 @@ pub(super) struct SequenceTokens {
 
 /// A step that was submitted to the lane and has not ended.
 #[derive(Debug)]
-pub(super) struct StepUnderWay {
-    pub(super) parts: Vec<PartUnderWay>,
+pub(super) struct RunningStep {
+    pub(super) parts: Vec<RunningPart>,
     /// Sequences that ended although this step includes them. Their blocks are
     /// released after the step.
-    pub(super) released_behind: Vec<SequenceId>,
+    pub(super) release_after_step: Vec<SequenceId>,
     pub(super) work: StepWork,
     /// Whether pictures are being encoded on the same GPU while the step runs.
     pub(super) pictures: bool,
@@ -99,7 +99,7 @@ pub(super) struct StepUnderWay {
 
 /// A sequence's part of a running step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PartUnderWay {
+pub(super) struct RunningPart {
     pub(super) sequence: SequenceId,
     /// Tokens in the sequence's blocks after the step has run, without drafted tokens.
     pub(super) end: usize,
@@ -111,7 +111,7 @@ pub(super) struct PartUnderWay {
     pub(super) further: usize,
 }
 
-impl StepUnderWay {
+impl RunningStep {
     pub(super) fn has(&self, sequence: SequenceId) -> bool {
         self.parts.iter().any(|part| part.sequence == sequence)
     }

@@ -380,7 +380,7 @@ impl VisionState {
                 }
                 // This actor is ending. Dropping the reply reports the end, and the driver reads
                 // the reason from the model's status.
-                Err(VisionError::Host(error)) if error.is_the_end() => drop(request),
+                Err(VisionError::Host(error)) if error.is_shutdown() => drop(request),
                 Err(error) => request.reply.answer(Err(error)),
             }
         };

@@ -29,7 +29,7 @@ pub enum VisionMessage {
         /// Answered with the rows of each picture, and of each time step of the videos.
         reply: Responder<Result<PinnedSet, VisionError>>,
     },
-    /// Asks for the names of pictures; see [`crate::tree::NAME_PICTURES`].
+    /// Asks for the names of pictures; see [`crate::tree::HASH_PICTURES`].
     Name {
         /// The files of a request, in the request's order.
         files: Vec<MediaKey>,

@@ -66,8 +66,8 @@ impl ModelHandle {
             // The message repeats the id, because the span is absent if only warnings are recorded.
             // The text is cut because it may contain a name that the caller chose, such as a
             // tool's.
-            let told: String = error.to_string().chars().take(ERROR_CHARACTERS).collect();
-            span.in_scope(|| warn!(id = id.0, reason = end_of(error).name(), error = told, "refused"));
+            let message: String = error.to_string().chars().take(ERROR_CHARACTERS).collect();
+            span.in_scope(|| warn!(id = id.0, reason = end_of(error).name(), error = message, "refused"));
         })
     }
 
@@ -87,7 +87,7 @@ impl ModelHandle {
         let credits = credits.map_err(|refusal| self.turned_away(samples, self.refused(refusal)))?;
         // Watch for device loss from here on, so that a loss during preparation is noticed too.
         let losses: Vec<_> = (0..samples).map(|_| self.loss()).collect();
-        let patience = Patience::new(asked, chat.standing.deadlines.or(self.deadlines));
+        let patience = Patience::new(asked, chat.scheduling.deadlines.or(self.deadlines));
         let begin = |credit| Stopwatch::begin(self.model.clone(), credit, patience.of_sample(), asked);
         let prepared = self.prepared(chat, credits.into_iter().map(begin).collect());
         let prepared = patience.hold(prepared).await;

@@ -53,7 +53,7 @@ pub(crate) struct Preparation {
     pub(crate) score_prompt: Option<usize>,
     /// The prompt's tokens, if the caller asked for token ids.
     pub(crate) told_ids: Option<Arc<[u32]>>,
-    pub(crate) standing: ChatScheduling,
+    pub(crate) scheduling: ChatScheduling,
     pub(crate) reply: ReplyRules,
     /// Keys of the prompt's blocks in the prefix cache. Empty until the driver hashes the prompt.
     pub(crate) prefix: PrefixKeys,
@@ -75,7 +75,7 @@ impl Preparation {
         if chat.is_empty() {
             return Err(ChatError::Empty);
         }
-        chat.standing.check()?;
+        chat.scheduling.check()?;
         if asked.tokens_max == Some(0) {
             return Err(ChatError::NoTokens);
         }
@@ -104,7 +104,7 @@ impl Preparation {
             own_ends: own_ends.clone(),
             sampler: Arc::new(sampler),
             prompt_read: prompt_read.clone(),
-            standing: chat.standing.clone(),
+            scheduling: chat.scheduling.clone(),
             // Log-probabilities of the prompt are the same for all samples, so only the first
             // sample computes them.
             score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),

@@ -47,7 +47,7 @@ pub struct Chat {
     pub(crate) continues: bool,
     pub(crate) begins_turn: Option<bool>,
     pub(crate) generation: Generation,
-    pub(crate) standing: ChatScheduling,
+    pub(crate) scheduling: ChatScheduling,
 }
 
 /// Prints kinds and sizes only, because content, stop strings and output formats

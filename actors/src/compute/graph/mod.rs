@@ -6,7 +6,7 @@ mod shape;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-pub use shape::{GraphShape, GraphSize, StepKind, buckets};
+pub use shape::{GraphKey, GraphLimits, StepKind, buckets};
 
 /// The number of sizes that a model's step lane has captured. 0 from the death of the lane until
 /// its successor has captured again.

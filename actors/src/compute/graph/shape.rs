@@ -43,21 +43,21 @@ impl StepKind {
 
 /// A size in which steps are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GraphSize {
+pub struct GraphKey {
     pub rows: usize,
     pub kind: StepKind,
 }
 
-impl GraphSize {
+impl GraphKey {
     /// A step in which each of `rows` rows samples a token.
     pub fn decode(rows: usize) -> Self {
-        GraphSize { rows, kind: StepKind::Decode }
+        GraphKey { rows, kind: StepKind::Decode }
     }
 }
 
 /// Limits that determine the layouts of captured steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GraphShape {
+pub struct GraphLimits {
     /// Rows of the largest step of [`StepKind::Decode`].
     pub decode_rows: usize,
     /// Rows of the largest step of [`StepKind::Verify`]; 0 for a model without such steps.
@@ -74,12 +74,12 @@ pub struct GraphShape {
     pub has_draft_head: bool,
 }
 
-impl GraphShape {
+impl GraphLimits {
     /// The shape for steps within `envelope`.
     pub fn of(envelope: &Envelope, decoder: &DecoderConfig) -> Self {
         let (format, logit_rows) = (decoder.step_format(), envelope.logit_rows());
         let verifies_states = format.has_states && envelope.drafts_of_step() > 0;
-        GraphShape {
+        GraphLimits {
             decode_rows: if format.has_states { envelope.sequences.min(logit_rows) } else { logit_rows },
             verify_rows: if verifies_states { envelope.decoding_rows(true).min(VERIFY_ROWS_MAX) } else { 0 },
             logit_rows,
@@ -92,7 +92,7 @@ impl GraphShape {
 
     /// The shape for steps in which at most `sequences` sequences decode one token each.
     pub fn without_drafts(sequences: usize, context_tokens: usize, format: StepFormat) -> Self {
-        GraphShape {
+        GraphLimits {
             decode_rows: sequences,
             verify_rows: 0,
             logit_rows: sequences,
@@ -104,7 +104,7 @@ impl GraphShape {
     }
 
     /// The layout of the arrays of a captured step.
-    pub fn layout(&self, size: GraphSize) -> StepLayout {
+    pub fn layout(&self, size: GraphKey) -> StepLayout {
         let layout = match size.kind {
             StepKind::Decode => {
                 StepLayout::decode(size.rows, self.format, self.context_tokens).with_linked_rows(self.has_linked_rows)
@@ -125,14 +125,14 @@ impl GraphShape {
     }
 
     /// The smallest size that takes a step. `None` if no size does.
-    pub fn size_for(&self, batch: &StepBatch) -> Option<GraphSize> {
-        let size = |kind| bucket(batch.token_count(), self.most_rows(kind)).map(|rows| GraphSize { rows, kind });
+    pub fn size_for(&self, batch: &StepBatch) -> Option<GraphKey> {
+        let size = |kind| bucket(batch.token_count(), self.most_rows(kind)).map(|rows| GraphKey { rows, kind });
         StepKind::ALL.into_iter().filter_map(size).find(|size| self.layout(*size).takes(batch))
     }
 
     /// The sizes of captured steps, the smallest first.
-    pub fn sizes(&self) -> Vec<GraphSize> {
-        let of_kind = |kind| buckets(self.most_rows(kind)).into_iter().map(move |rows| GraphSize { rows, kind });
+    pub fn sizes(&self) -> Vec<GraphKey> {
+        let of_kind = |kind| buckets(self.most_rows(kind)).into_iter().map(move |rows| GraphKey { rows, kind });
         let mut sizes: Vec<_> = StepKind::ALL.into_iter().flat_map(of_kind).collect();
         sizes.sort();
         sizes
@@ -183,19 +183,19 @@ mod tests {
     #[test]
     fn a_step_gets_the_smallest_size_that_takes_its_drafts() {
         let format = StepFormat { axes: 1, groups: 1, has_states: true };
-        let shape = GraphShape { verify_rows: 20, logit_rows: 9, ..GraphShape::without_drafts(4, 32, format) };
-        let verify = |rows| Some(GraphSize { rows, kind: StepKind::Verify });
-        assert_eq!(shape.size_for(&batch(&[(1, 0); 3])), Some(GraphSize::decode(4)));
+        let shape = GraphLimits { verify_rows: 20, logit_rows: 9, ..GraphLimits::without_drafts(4, 32, format) };
+        let verify = |rows| Some(GraphKey { rows, kind: StepKind::Verify });
+        assert_eq!(shape.size_for(&batch(&[(1, 0); 3])), Some(GraphKey::decode(4)));
         assert_eq!(shape.size_for(&batch(&[(3, 0), (1, 0)])), verify(4));
         assert_eq!(shape.size_for(&batch(&[(1, 0), (1, 3), (4, 3)])), verify(16));
         assert_eq!(shape.size_for(&batch(&[(4, 0), (4, 0), (2, 0)])), None, "more than nine rows of logits");
         assert_eq!(shape.sizes().len(), 3 + 6);
         // Without recurrent states, the graphs of decode steps verify drafts.
         let format = StepFormat { has_states: false, ..format };
-        let shape = GraphShape { decode_rows: 9, logit_rows: 9, ..GraphShape::without_drafts(4, 32, format) };
+        let shape = GraphLimits { decode_rows: 9, logit_rows: 9, ..GraphLimits::without_drafts(4, 32, format) };
         assert_eq!(shape.size_for(&batch(&[(3, 0), (1, 0)])), None, "keys would be read before they are written");
-        let shape = GraphShape { has_linked_rows: true, ..shape };
-        assert_eq!(shape.size_for(&batch(&[(3, 0), (1, 0)])), Some(GraphSize::decode(4)));
+        let shape = GraphLimits { has_linked_rows: true, ..shape };
+        assert_eq!(shape.size_for(&batch(&[(3, 0), (1, 0)])), Some(GraphKey::decode(4)));
         assert_eq!(shape.size_for(&batch(&[(3, 1), (1, 0)])), None, "only a state needs tokens to run again");
     }
 

@@ -50,12 +50,12 @@ impl<'b, B: Backend> Begun<'b, B> {
     /// Runs jobs until every handle is dropped, the lane is shut down, or its ranks are out of
     /// step. Jobs begun by then are finished.
     pub(super) fn work(&mut self, jobs: &Receiver<Job>, is_shut_down: impl Fn() -> bool, under_way: &UnderWay) {
-        while !self.runner.is_apart() {
+        while !self.runner.is_desynchronized() {
             self.finish_copies(under_way);
             // Finished jobs are answered before more are launched. On a device that computes inside
             // the launch call, a launch takes as long as a step.
             let oldest = self.jobs.front().map(|(_, oldest)| oldest);
-            let waits = oldest.is_some_and(|oldest| !oldest.has_come());
+            let waits = oldest.is_some_and(|oldest| !oldest.is_ready());
             let may_follow = oldest.is_none_or(|oldest| waits && oldest.may_be_followed());
             let has_room = may_follow && self.jobs.len() < BEGUN;
             // If no other job may begin, the lane takes jobs from the queue only to find copies.
@@ -133,7 +133,7 @@ impl<'b, B: Backend> Begun<'b, B> {
 
     /// Answers the copies that the device has completed.
     fn finish_copies(&mut self, under_way: &UnderWay) {
-        while self.copies.front().is_some_and(|(_, oldest)| oldest.has_come()) {
+        while self.copies.front().is_some_and(|(_, oldest)| oldest.is_ready()) {
             self.finish_oldest_copy(under_way);
         }
     }

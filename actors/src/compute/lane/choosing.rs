@@ -94,9 +94,9 @@ pub(super) enum Chosen {
 
 impl Chosen {
     /// Whether [`finish`](Chosen::finish) would return without waiting.
-    pub(super) fn has_come(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         match self {
-            Chosen::Coming(choosing) => choosing.has_come(),
+            Chosen::Coming(choosing) => choosing.is_ready(),
             Chosen::Known(_) => true,
         }
     }
@@ -118,8 +118,8 @@ struct Report {
 
 impl Choosing {
     /// Whether [`finish`](Choosing::finish) would return without waiting.
-    pub(super) fn has_come(&self) -> bool {
-        self.results.has_come()
+    pub(super) fn is_ready(&self) -> bool {
+        self.results.is_ready()
     }
 
     /// Waits for the download and returns the tokens.

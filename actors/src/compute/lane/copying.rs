@@ -22,8 +22,8 @@ pub(super) struct CopyBegun {
 
 impl CopyBegun {
     /// Whether [`finish`](CopyBegun::finish) would return without waiting.
-    pub(super) fn has_come(&self) -> bool {
-        self.copying.as_ref().map_or(true, |copying| copying.iter().all(|kind| kind.has_come()))
+    pub(super) fn is_ready(&self) -> bool {
+        self.copying.as_ref().map_or(true, |copying| copying.iter().all(|kind| kind.is_ready()))
     }
 
     /// Waits until the device has completed the copies. Returns the closure that answers the job.

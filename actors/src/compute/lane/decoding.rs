@@ -15,13 +15,13 @@ use super::{
     job::{LaneError, StepJob},
     pending::RunningStep,
 };
-use crate::compute::graph::GraphSize;
+use crate::compute::graph::GraphKey;
 
 impl<B: Backend> ModelRunner<B> {
     /// Captures decode steps of one size, replacing earlier graphs of that size. Returns the
     /// device memory that the graphs take, or `None` on a device without graphs. Capturing changes
     /// no input or result of a step, so it may run between any two steps.
-    pub(super) fn capture(&self, size: GraphSize) -> Result<Option<Bytes>, LaneError> {
+    pub(super) fn capture(&self, size: GraphKey) -> Result<Option<Bytes>, LaneError> {
         let Some(inputs) = &self.memory.graphs else { return Ok(None) };
         let layout = inputs.shape().layout(size);
         let layers = self.memory.layer_caches_reserved(&self.model);
@@ -52,7 +52,7 @@ impl<B: Backend> ModelRunner<B> {
         Some(self.decode_in(size, &shape.layout(size), job))
     }
 
-    fn decode_in(&self, size: GraphSize, layout: &StepLayout, job: &StepJob) -> Result<RunningStep, LaneError> {
+    fn decode_in(&self, size: GraphKey, layout: &StepLayout, job: &StepJob) -> Result<RunningStep, LaneError> {
         self.upload_inputs(layout, &job.batch)?;
         let graphs = self.graphs.by_size.borrow();
         let captured = graphs.get(&size);

@@ -32,9 +32,9 @@ pub(super) enum Drafting {
 
 impl Drafting {
     /// Whether [`finish`](Drafting::finish) would return without waiting.
-    pub(super) fn has_come(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         match self {
-            Drafting::First(drafted) => drafted.has_come(),
+            Drafting::First(drafted) => drafted.is_ready(),
             Drafting::Known(_) => true,
         }
     }

@@ -8,12 +8,12 @@ use std::{
 use bursar_kernels::Graph;
 use bursar_model::flow::LogitsOf;
 
-use crate::compute::graph::GraphSize;
+use crate::compute::graph::GraphKey;
 
 /// The graphs that a lane has captured. They must be dropped before the memory that they use.
 #[derive(Default)]
 pub(super) struct Graphs {
-    pub(super) by_size: RefCell<BTreeMap<GraphSize, Captured>>,
+    pub(super) by_size: RefCell<BTreeMap<GraphKey, Captured>>,
     /// Reused buffer for the inputs of a step during upload. For hundreds of long sequences the
     /// inputs take half a megabyte.
     pub(super) words: Cell<Vec<u32>>,
@@ -28,7 +28,7 @@ pub(super) struct Captured {
 
 impl Graphs {
     /// Drops the graphs of one size.
-    pub(super) fn forget(&self, size: GraphSize) {
+    pub(super) fn forget(&self, size: GraphKey) {
         self.by_size.borrow_mut().remove(&size);
     }
 }

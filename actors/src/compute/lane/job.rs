@@ -15,7 +15,7 @@ use bursar_model::{
 use thiserror::Error;
 use tracing::Span;
 
-use crate::compute::graph::GraphSize;
+use crate::compute::graph::GraphKey;
 
 #[derive(Debug, Error)]
 pub enum LaneError {
@@ -231,8 +231,8 @@ pub struct StressJob {
 
 /// Captures decode steps of one size as CUDA graphs.
 pub struct CaptureJob {
-    /// One of the sizes of the lane's [`GraphShape`](crate::compute::graph::GraphShape).
-    pub size: GraphSize,
+    /// One of the sizes of the lane's [`GraphLimits`](crate::compute::graph::GraphLimits).
+    pub size: GraphKey,
     /// Receives the size of the graphs, in bytes of device memory that no lease pays for yet.
     /// `None` on a device without graphs.
     pub answer: Answer<Option<Bytes>>,
@@ -251,7 +251,7 @@ pub enum Job {
     Capture(CaptureJob),
     /// Drops the graphs of this size, if they exist.
     Forget {
-        size: GraphSize,
+        size: GraphKey,
         /// Answered when the graphs are dropped.
         answer: Answer<()>,
     },

@@ -28,7 +28,7 @@ pub struct ModelRunner<B> {
     pub(super) question: Cell<Vec<u32>>,
     /// Whether the next job fails as if the device had refused memory.
     pub(super) refuses: Cell<bool>,
-    is_apart: Cell<bool>,
+    is_desynchronized: Cell<bool>,
     /// Whether this lane gets copy jobs.
     pub(super) copies: bool,
     /// `None` for a model without experts.
@@ -40,11 +40,11 @@ impl<B: Backend> ModelRunner<B> {
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
         let copies = memory.copies_in(&workspace);
         let workspace = Workspace::of_rank(workspace, model.rank().index());
-        let (question, refuses, is_apart) = (Cell::default(), Cell::default(), Cell::default());
+        let (question, refuses, is_desynchronized) = (Cell::default(), Cell::default(), Cell::default());
         let backend = FaultyBackend::over(backend);
         let loads = model.expert_loads().map(|loads| ExpertLoads::new(loads.columns(), Instant::now()).into());
         let graphs = Graphs::default();
-        ModelRunner { graphs, backend, workspace, model, memory, question, refuses, is_apart, copies, loads }
+        ModelRunner { graphs, backend, workspace, model, memory, question, refuses, is_desynchronized, copies, loads }
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -76,25 +76,25 @@ impl<B: Backend> ModelRunner<B> {
                 return error;
             }
             warn!(%error, "the lane of rank {} stops", self.rank().index());
-            self.is_apart.set(true);
+            self.is_desynchronized.set(true);
             LaneError::Gone
         })
     }
 
     /// Returns `true` if this rank is out of step with the other ranks and can no longer take part
     /// in collectives.
-    pub(super) fn is_apart(&self) -> bool {
-        self.is_apart.get()
+    pub(super) fn is_desynchronized(&self) -> bool {
+        self.is_desynchronized.get()
     }
 
     /// Runs `run`, unless an injected fault refuses memory to it. If `run` fails on one of several
     /// linked ranks, the other ranks may be at any point of the same work. The failed rank then
     /// stops, and aborts the collectives so that the other ranks stop too.
     pub(super) fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
-        let outcome = if self.refuses.take() { self.refused() } else { self.past_on_panic(run) };
+        let outcome = if self.refuses.take() { self.refused() } else { self.wait_on_panic(run) };
         if outcome.is_err() && self.backend.rank().of() > 1 {
             self.backend.abort_collectives();
-            self.is_apart.set(true);
+            self.is_desynchronized.set(true);
         }
         outcome
     }
@@ -109,8 +109,8 @@ impl<B: Backend> ModelRunner<B> {
 
     /// Runs `run`. If it panics, this waits for the device before the job is dropped, because
     /// launched work still uses memory that the job holds.
-    fn past_on_panic<T>(&self, run: impl FnOnce() -> T) -> T {
-        let past = PastOnDrop(self);
+    fn wait_on_panic<T>(&self, run: impl FnOnce() -> T) -> T {
+        let past = WaitOnDrop(self);
         let given = run();
         mem::forget(past);
         given
@@ -173,9 +173,9 @@ impl<B: Backend> ModelRunner<B> {
     }
 }
 
-struct PastOnDrop<'b, B: Backend>(&'b ModelRunner<B>);
+struct WaitOnDrop<'b, B: Backend>(&'b ModelRunner<B>);
 
-impl<B: Backend> Drop for PastOnDrop<'_, B> {
+impl<B: Backend> Drop for WaitOnDrop<'_, B> {
     fn drop(&mut self) {
         self.0.backend.abort_collectives();
         self.0.wait_for_device();

@@ -39,10 +39,10 @@ pub(super) struct RunningStep {
 
 impl Pending {
     /// Whether [`finish`](Pending::finish) would return without waiting.
-    pub(super) fn has_come(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         match self {
-            Pending::Step(_, Ok(launched)) => launched.has_come(),
-            Pending::Encode(_, Ok(moment)) => moment.has_come(),
+            Pending::Step(_, Ok(launched)) => launched.is_ready(),
+            Pending::Encode(_, Ok(moment)) => moment.is_ready(),
             _ => true,
         }
     }
@@ -60,7 +60,7 @@ impl Pending {
         match self {
             Pending::Step(job, launched) => {
                 let outcome = runner.past(launched.and_then(|launched| launched.finish(&job, runner)));
-                tell(&job.spans, &outcome, "step finished");
+                log_outcome(&job.spans, &outcome, "step finished");
                 Box::new(move || {
                     let StepJob { answer, .. } = *job;
                     answer.give(outcome);
@@ -68,7 +68,7 @@ impl Pending {
             }
             Pending::Encode(job, launched) => {
                 let outcome = runner.past(launched.and_then(|moment| Ok(moment.wait().map(drop)?)));
-                tell(&job.spans, &outcome, "pictures encoded");
+                log_outcome(&job.spans, &outcome, "pictures encoded");
                 Box::new(move || job.answer.give(outcome))
             }
             Pending::Stress(job, outcome) => {
@@ -91,7 +91,7 @@ impl Pending {
 }
 
 /// Records a job's outcome in the spans of its requests.
-fn tell<T>(spans: &[Span], outcome: &Result<T, LaneError>, done: &'static str) {
+fn log_outcome<T>(spans: &[Span], outcome: &Result<T, LaneError>, done: &'static str) {
     for span in spans {
         span.in_scope(|| match outcome {
             Ok(_) => debug!("{done}"),
@@ -101,11 +101,11 @@ fn tell<T>(spans: &[Span], outcome: &Result<T, LaneError>, done: &'static str) {
 }
 
 impl RunningStep {
-    fn has_come(&self) -> bool {
-        self.choosing.has_come()
-            && self.drafting.as_ref().is_none_or(Drafting::has_come)
-            && self.scores.as_ref().is_none_or(Scored::has_come)
-            && self.loads.as_ref().is_none_or(PendingLoads::has_come)
+    fn is_ready(&self) -> bool {
+        self.choosing.is_ready()
+            && self.drafting.as_ref().is_none_or(Drafting::is_ready)
+            && self.scores.as_ref().is_none_or(Scored::is_ready)
+            && self.loads.as_ref().is_none_or(PendingLoads::is_ready)
     }
 
     fn finish<B: Backend>(self, job: &StepJob, runner: &ModelRunner<B>) -> Result<Stepped, LaneError> {

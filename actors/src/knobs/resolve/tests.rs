@@ -41,10 +41,13 @@ fn every_alias_sets_its_knob_and_contradicting_aliases_are_refused() {
             let both = json!({ knob.name: one, alias.name: one });
             assert_eq!(read(both), Ok(expected.clone()), "{} has the same effect as {}", alias.name, knob.name);
             let error = read(json!({ knob.name: one, alias.name: other })).expect_err("the two values differ");
-            let KnobError::Twice { knob: of, .. } = &error else { panic!("{error:?}") };
+            let KnobError::ConflictingValues { knob: of, .. } = &error else { panic!("{error:?}") };
             assert_eq!(*of, knob.name);
-            let (said, hint) = (error.to_string(), error.hint());
-            assert!([knob.name, alias.name].iter().all(|name| said.contains(name) && hint.contains(name)), "{said}");
+            let (message, hint) = (error.to_string(), error.hint());
+            assert!(
+                [knob.name, alias.name].iter().all(|name| message.contains(name) && hint.contains(name)),
+                "{message}"
+            );
         }
     }
 }
@@ -265,7 +268,7 @@ fn vllms_speculative_config_sets_drafts() {
     for method in ["mtp", "qwen3_5_mtp", "NEXTN"] {
         assert_eq!(config(json!({ "method": method })).map(drafts), Ok((Some(1), 0, 0)), "{method}");
     }
-    for (wrong, said, hint) in [
+    for (wrong, message, hint) in [
         (json!({ "method": "mtp", "prompt_lookup_max": 3 }), "`draft_ngram_max` is 3; expected no value", "is mtp"),
         (json!({ "method": "mtp", "prompt_lookup_min": 2 }), "`draft_ngram_min` is 2; expected no value", "is mtp"),
         (json!({ "method": "eagle3" }), "`speculative_config.method` is eagle3", "ngram, mtp or none"),
@@ -275,6 +278,6 @@ fn vllms_speculative_config_sets_drafts() {
         (json!(4), "an object of names and values", "speculative_config"),
     ] {
         let error = config(wrong).expect_err("the settings are refused");
-        assert!(error.to_string().contains(said) && error.hint().contains(hint), "{error}: {}", error.hint());
+        assert!(error.to_string().contains(message) && error.hint().contains(hint), "{error}: {}", error.hint());
     }
 }

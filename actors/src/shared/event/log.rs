@@ -60,8 +60,8 @@ impl Default for EventLog {
 }
 
 impl EventLog {
-    pub(crate) fn tell(&self, event: Event) {
-        lock(&self.spans).hear(&event);
+    pub(crate) fn record(&self, event: Event) {
+        lock(&self.spans).on_event(&event);
         let mut state = lock(&self.state);
         let recorded = Recorded { number: state.next, at: SystemTime::now(), event };
         state.next += 1;
@@ -88,8 +88,8 @@ impl EventLog {
     }
 
     /// Records that all of the runtime's own actors run again.
-    pub(crate) fn is_back(&self) {
-        lock(&self.spans).is_back();
+    pub(crate) fn runtime_recovered(&self) {
+        lock(&self.spans).runtime_recovered();
     }
 
     /// Ends the log. Each listener receives the events that are still queued for it, and then the
@@ -173,11 +173,11 @@ mod tests {
     #[tokio::test]
     async fn a_listener_receives_every_event_until_the_log_closes() {
         let log = EventLog::default();
-        log.tell(canary(1));
+        log.record(canary(1));
         let mut events = log.listen();
-        (2..=4).for_each(|bytes| log.tell(canary(bytes)));
+        (2..=4).for_each(|bytes| log.record(canary(bytes)));
         log.close();
-        log.tell(canary(5));
+        log.record(canary(5));
         for number in 2..=4 {
             let recorded = events.next().await.expect("the event stream is not over").expect("no event was missed");
             assert_eq!((recorded.number, recorded.event), (number, canary(number)));
@@ -191,7 +191,7 @@ mod tests {
     async fn a_lagging_listener_learns_how_many_events_it_missed() {
         let log = EventLog::default();
         let mut events = log.listen();
-        (0..BEHIND_MAX as u64 + 3).for_each(|bytes| log.tell(canary(bytes)));
+        (0..BEHIND_MAX as u64 + 3).for_each(|bytes| log.record(canary(bytes)));
         assert_eq!(Some(Err(Missed { events: 3 })), events.next().await);
         assert_eq!(4, events.next().await.expect("the event stream is not over").expect("no event was missed").number);
         assert_eq!(RECENT, log.recent().len());
@@ -201,7 +201,7 @@ mod tests {
     fn an_event_serializes_as_one_flat_json_object() {
         let log = EventLog::default();
         let event = Event::Oom { model: "demo".into(), phase: "serve" };
-        log.tell(event.clone());
+        log.record(event.clone());
         let json = serde_json::to_value(&log.recent()[0]).expect("the event serializes");
         assert_eq!((json["number"].as_u64(), json["event"].as_str()), (Some(1), Some(event.name())));
         assert_eq!((json["model"].as_str(), json["phase"].as_str()), (Some("demo"), Some("serve")));

@@ -24,7 +24,7 @@ pub(super) struct Spans {
 }
 
 impl Spans {
-    pub(super) fn hear(&mut self, event: &Event) {
+    pub(super) fn on_event(&mut self, event: &Event) {
         match event {
             Event::LeaseGranted(leased) => {
                 let Leased { lease, model, class, bytes } = leased;
@@ -89,7 +89,7 @@ impl Spans {
     }
 
     /// Ends the restart spans of the runtime's own actors, because all of them run again.
-    pub(super) fn is_back(&mut self) {
+    pub(super) fn runtime_recovered(&mut self) {
         self.over(None, || info!(target: EVENTS, "running again"));
     }
 

@@ -73,20 +73,20 @@ impl Default for LogState {
 
 impl BlockLog {
     /// Publishes events, in order. A block that is already known is not stored again.
-    pub(crate) fn tell(&self, mut events: Vec<BlockEvent>) {
+    pub(crate) fn record(&self, mut events: Vec<BlockEvent>) {
         if events.is_empty() {
             return;
         }
-        let mut told = self.lock();
+        let mut state = self.lock();
         events.retain(|event| match event {
-            BlockEvent::Stored(block) => told.known.insert(block.key, block.clone()).is_none(),
-            BlockEvent::Removed(key) => told.known.remove(key).is_some(),
+            BlockEvent::Stored(block) => state.known.insert(block.key, block.clone()).is_none(),
+            BlockEvent::Removed(key) => state.known.remove(key).is_some(),
             BlockEvent::Cleared => {
-                told.known.clear();
+                state.known.clear();
                 true
             }
         });
-        if let Some(listeners) = told.listeners.as_ref().filter(|_| !events.is_empty()) {
+        if let Some(listeners) = state.listeners.as_ref().filter(|_| !events.is_empty()) {
             // The send fails if there is no listener, which is fine.
             drop(listeners.send(events.into()));
         }
@@ -96,11 +96,11 @@ impl BlockLog {
     /// before their children, and a receiver for all later events. The receiver is closed
     /// if the scheduler has ended.
     pub(crate) fn listen(&self) -> (Arc<[BlockEvent]>, BlockReceiver) {
-        let told = self.lock();
+        let state = self.lock();
         let over = || broadcast::channel(1).1;
-        let receiver = told.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe);
-        let mut known: Vec<_> = told.known.values().cloned().collect();
-        drop(told);
+        let receiver = state.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe);
+        let mut known: Vec<_> = state.known.values().cloned().collect();
+        drop(state);
         known.sort_by_key(|block| block.first_token);
         let stored = known.into_iter().map(BlockEvent::Stored);
         (std::iter::once(BlockEvent::Cleared).chain(stored).collect(), receiver)
@@ -150,14 +150,14 @@ mod tests {
     #[test]
     fn a_late_listener_gets_all_blocks_parents_first_then_changes() {
         let (log, blocks) = (BlockLog::default(), blocks(3));
-        log.tell(stored(&[blocks[2].clone(), blocks[0].clone()]));
-        log.tell(stored(&blocks[1..2]));
+        log.record(stored(&[blocks[2].clone(), blocks[0].clone()]));
+        log.record(stored(&blocks[1..2]));
         let (begun, mut later) = log.listen();
         assert_eq!(*begun, [vec![BlockEvent::Cleared], stored(&blocks)].concat());
-        log.tell(stored(&blocks));
+        log.record(stored(&blocks));
         assert_eq!(later.try_recv(), Err(TryRecvError::Empty), "the keys were logged before");
         let removed = BlockEvent::Removed(blocks[2].key);
-        log.tell(vec![removed.clone(), removed.clone()]);
+        log.record(vec![removed.clone(), removed.clone()]);
         assert_eq!(later.try_recv().as_deref(), Ok(&[removed][..]));
     }
 
@@ -165,7 +165,7 @@ mod tests {
     fn a_closed_block_log_ends_listeners_and_is_empty_afterwards() {
         let (log, blocks) = (BlockLog::default(), blocks(1));
         let (_, mut later) = log.listen();
-        log.tell(stored(&blocks));
+        log.record(stored(&blocks));
         log.close();
         assert_eq!(later.try_recv().as_deref(), Ok(&stored(&blocks)[..]));
         assert_eq!(later.try_recv(), Err(TryRecvError::Closed));

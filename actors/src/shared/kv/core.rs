@@ -423,7 +423,7 @@ impl KvCore {
     }
 
     /// Adds an event for a block that was just [named](Self::name).
-    pub fn tell(&mut self, event: BlockEvent) {
+    pub fn push_event(&mut self, event: BlockEvent) {
         self.events.push(event);
     }
 

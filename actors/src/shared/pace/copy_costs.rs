@@ -16,7 +16,7 @@ pub struct CopyCosts {
 
 impl CopyCosts {
     /// Creates costs without any measured copy. Copies are compared with the costs in `steps`.
-    pub fn beside(steps: Option<StepCosts>) -> Self {
+    pub fn with_steps(steps: Option<StepCosts>) -> Self {
         CopyCosts { steps, lately: [None; 3] }
     }
 
@@ -32,7 +32,7 @@ impl CopyCosts {
     /// tokens, which follow `cached` computed tokens. Also returns `true` while either cost is
     /// unknown. The cheapest of the last three copies counts, because the slower copies spent their
     /// extra time on something other than copying.
-    pub fn are_worth(&self, blocks: usize, cached: usize, tokens: usize) -> bool {
+    pub fn is_copy_cheaper(&self, blocks: usize, cached: usize, tokens: usize) -> bool {
         let cheapest = self.lately.iter().flatten().copied().reduce(f64::min);
         let (Some(steps), Some(block)) = (&self.steps, cheapest) else { return true };
         let mut work = StepWork::default();
@@ -63,26 +63,26 @@ mod tests {
 
     #[test]
     fn blocks_are_copied_when_copying_is_not_slower_than_computing() {
-        let mut costs = CopyCosts::beside(Some(steps()));
-        assert!(costs.are_worth(1, 0, 16), "an unmeasured copy is worth it");
+        let mut costs = CopyCosts::with_steps(Some(steps()));
+        assert!(costs.is_copy_cheaper(1, 0, 16), "an unmeasured copy is worth it");
         // 16 tokens take 320 µs.
         for (micros, worth) in [(300, true), (400, false)] {
             (0..3).for_each(|_| costs.learn(10, 10 * micros));
-            assert_eq!(costs.are_worth(20, 0, 320), worth, "{micros} µs per block");
+            assert_eq!(costs.is_copy_cheaper(20, 0, 320), worth, "{micros} µs per block");
         }
         costs.learn(10, 1000);
-        assert!(costs.are_worth(20, 0, 320), "one fast copy corrects the estimate");
+        assert!(costs.is_copy_cheaper(20, 0, 320), "one fast copy corrects the estimate");
         costs.learn(0, 1_000_000);
-        assert!(costs.are_worth(20, 0, 320));
+        assert!(costs.is_copy_cheaper(20, 0, 320));
     }
 
     #[test]
     fn a_short_prefix_is_computed_when_its_step_runs_anyway() {
-        let mut costs = CopyCosts::beside(Some(steps()));
+        let mut costs = CopyCosts::with_steps(Some(steps()));
         (0..3).for_each(|_| costs.learn(1, 330));
-        assert!(!costs.are_worth(1, 4096, 16), "the step runs for the following tokens anyway");
-        let mut unknown = CopyCosts::beside(None);
+        assert!(!costs.is_copy_cheaper(1, 4096, 16), "the step runs for the following tokens anyway");
+        let mut unknown = CopyCosts::with_steps(None);
         unknown.learn(1, 1_000_000);
-        assert!(unknown.are_worth(1, 0, 16), "a copy is worth it when no step was measured");
+        assert!(unknown.is_copy_cheaper(1, 0, 16), "a copy is worth it when no step was measured");
     }
 }

@@ -25,7 +25,7 @@ struct Use {
 
 impl GpuLoad {
     /// Creates the load of another model on the same GPU.
-    pub fn beside(&self) -> Self {
+    pub fn of_another_engine(&self) -> Self {
         GpuLoad { own: Use::default(), all: self.all.clone() }
     }
 
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn engines_on_one_card_see_each_others_load_until_dropped() {
         let card = GpuLoad::default();
-        let [first, second] = [card.beside(), card.beside()];
+        let [first, second] = [card.of_another_engine(), card.of_another_engine()];
         first.set_streams(3);
         second.set_patches(40);
         assert!(first.encodes() && second.has_streams());
@@ -79,6 +79,6 @@ mod tests {
         assert!(first.has_streams(), "the other engine has streams");
         drop(second);
         assert!(!first.has_streams() && !first.encodes() && !card.encodes());
-        assert!(!GpuLoad::default().beside().has_streams(), "an engine on another card is not counted");
+        assert!(!GpuLoad::default().of_another_engine().has_streams(), "an engine on another card is not counted");
     }
 }

@@ -72,7 +72,7 @@ impl Pacing {
     /// The costs by which the scheduler decides whether to copy blocks back from host memory
     /// or to recompute them.
     pub fn copy_costs(&self) -> CopyCosts {
-        CopyCosts::beside(StepCosts::of(&self.measured))
+        CopyCosts::with_steps(StepCosts::of(&self.measured))
     }
 
     /// Patches that an encoder batch may have while streams run. `None` means no such limit.

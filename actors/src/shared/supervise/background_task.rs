@@ -151,8 +151,9 @@ mod tests {
         latest.begin(&actor, std::future::pending(), |number, outcome: Result<u8, _>| (number, outcome));
         assert!(!latest.reported(first.0) && latest.is_under_way(), "the second task is still running");
         // The third task ends the second task, which reports that it was ended.
-        let (go, told) = oneshot::channel();
-        latest.begin(&actor, async { told.await.expect("the message arrives") }, |number, outcome| (number, outcome));
+        let (go, started) = oneshot::channel();
+        latest
+            .begin(&actor, async { started.await.expect("the message arrives") }, |number, outcome| (number, outcome));
         let second = messages.recv().await.expect("the outcome is reported");
         assert!(second.1.is_err(), "the second task was aborted: {second:?}");
         assert!(!latest.reported(second.0) && latest.is_under_way(), "an aborted task is not the current task");

@@ -94,9 +94,9 @@ impl CudaDevice {
         let mut left = copies.iter();
         let moved = left.try_for_each(|(place, copy)| {
             self.unmap(aside.offset(*place), *copy)?;
-            let home = offset + *place;
-            self.map(start.offset(home), *copy).inspect_err(|_| drop(self.release(*copy)))?;
-            reservation.pieces.insert(home, *copy);
+            let restored = offset + *place;
+            self.map(start.offset(restored), *copy).inspect_err(|_| drop(self.release(*copy)))?;
+            reservation.pieces.insert(restored, *copy);
             Ok(())
         });
         self.unmap_all(aside, left.as_slice());

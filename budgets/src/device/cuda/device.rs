@@ -42,7 +42,7 @@ impl Device for CudaDevice {
 
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
         self.enter()?;
-        self.heed(driver::memory())
+        self.record_loss(driver::memory())
     }
 
     fn check(&self) -> Result<(), DeviceError> {
@@ -71,31 +71,31 @@ impl Device for CudaDevice {
     }
 
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
-        self.heed(self.take_addresses(bytes))
+        self.record_loss(self.reserve_addresses(bytes))
     }
 
     fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
-        self.heed(self.give_addresses(address))
+        self.record_loss(self.release_addresses(address))
     }
 
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        self.heed(self.fill_in(address, bytes))
+        self.record_loss(self.back_range(address, bytes))
     }
 
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        self.heed(self.clear_out(address, bytes))
+        self.record_loss(self.unback_range(address, bytes))
     }
 
     fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
-        Ok(HostCopy::new(self.heed(self.copy_to_host(address, bytes))?))
+        Ok(HostCopy::new(self.record_loss(self.copy_to_host(address, bytes))?))
     }
 
     fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
-        self.heed(self.copy_from_host(copy.get(address)?, address))
+        self.record_loss(self.copy_from_host(copy.get(address)?, address))
     }
 
     fn host_memory(self: Arc<Self>, bytes: Bytes) -> Result<HostMemory, DeviceError> {
-        let pinned = self.heed(self.pinned(bytes))?;
+        let pinned = self.record_loss(self.pinned(bytes))?;
         Ok(HostMemory::of(pinned.address(), bytes, pinned))
     }
 

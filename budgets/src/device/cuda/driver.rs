@@ -62,8 +62,8 @@ fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceErr
 /// about a lost device stay unchanged.
 pub(super) fn gives_no_context(error: DeviceError) -> DeviceError {
     match error {
-        DeviceError::Driver { said, .. } => unusable(
-            format!("the driver could not create a CUDA context on the device: {said}"),
+        DeviceError::Driver { message, .. } => unusable(
+            format!("the driver could not create a CUDA context on the device: {message}"),
             "stop other processes on the GPU (nvidia-smi lists them), or check whether its compute mode allows only \
              one process \
              (nvidia-smi -q -d COMPUTE)",
@@ -194,7 +194,7 @@ fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, fre
         | CUDA_ERROR_DEINITIALIZED
         | CUDA_ERROR_EXTERNAL_DEVICE
         | CUDA_ERROR_UNKNOWN => Err(DeviceError::Lost { reason: format!("{call}: {}", words()) }),
-        _ => Err(DeviceError::Driver { call, said: words() }),
+        _ => Err(DeviceError::Driver { call, message: words() }),
     }
 }
 
@@ -231,10 +231,10 @@ mod tests {
 
     #[test]
     fn a_driver_that_fails_to_start_makes_the_device_unusable() {
-        let said = |result| started(result, || "text".to_owned()).expect_err("the driver does not start");
+        let error_of = |result| started(result, || "text".to_owned()).expect_err("the driver does not start");
         started(CUresult::CUDA_SUCCESS, String::new).expect("the driver starts");
-        assert!(matches!(said(CUresult::CUDA_ERROR_NO_DEVICE), DeviceError::NoDevice { .. }));
-        let mismatch = said(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+        assert!(matches!(error_of(CUresult::CUDA_ERROR_NO_DEVICE), DeviceError::NoDevice { .. }));
+        let mismatch = error_of(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
         assert!(matches!(mismatch, DeviceError::Unusable { .. }), "a mismatch selects no host memory: {mismatch}");
         assert!(mismatch.hint().expect("the error has a hint").contains("nvidia-smi"));
     }
@@ -250,19 +250,20 @@ mod tests {
     #[test]
     fn driver_results_map_to_refused_lost_or_other_errors() {
         check("a call", CUresult::CUDA_SUCCESS).expect("CUDA_SUCCESS is not an error");
-        let said = |result| meaning("a call", result, || "text".to_owned(), Bytes::ZERO).expect_err("the call fails");
+        let error_of =
+            |result| meaning("a call", result, || "text".to_owned(), Bytes::ZERO).expect_err("the call fails");
         for sticky in [
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
             CUresult::CUDA_ERROR_LAUNCH_FAILED,
             CUresult::CUDA_ERROR_CONTAINED,
             CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
         ] {
-            assert!(said(sticky).is_lost(), "{sticky:?}");
+            assert!(error_of(sticky).is_lost(), "{sticky:?}");
         }
         let refused = meaning("a call", CUresult::CUDA_ERROR_OUT_OF_MEMORY, || "text".to_owned(), Bytes::mib(3));
         let refused = refused.expect_err("the call fails");
         assert!(matches!(refused, DeviceError::Refused { free, .. } if free == Bytes::mib(3)) && !refused.is_lost());
-        let error = said(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+        let error = error_of(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
         assert!(!error.is_lost() && !error.is_refused(), "a launch that is too large fails only its own pass: {error}");
     }
 }

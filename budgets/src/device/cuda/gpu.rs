@@ -156,7 +156,7 @@ impl CudaDevice {
     /// [`DeviceError::Lost`] if the device is lost, or an error of the driver.
     pub fn enter(&self) -> Result<(), DeviceError> {
         self.check()?;
-        self.heed(self.context.enter())
+        self.record_loss(self.context.enter())
     }
 
     /// Like `enter`, but also succeeds on a lost device, so that its memory can be returned. Driver
@@ -183,7 +183,7 @@ impl CudaDevice {
 
     /// Returns the outcome unchanged, and marks the device as lost if the outcome is
     /// [`DeviceError::Lost`].
-    pub(super) fn heed<T>(&self, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
+    pub(super) fn record_loss<T>(&self, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
         outcome.inspect_err(|error| {
             if let DeviceError::Lost { reason } = error {
                 self.lose(reason);
@@ -205,7 +205,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// Any result but success.
-    pub fn said(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
+    pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
         check(call, result)
     }
 

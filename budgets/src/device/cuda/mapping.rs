@@ -96,7 +96,7 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         for other in others.filter(|other| other.device != self.device) {
             if other.reaches(self)? {
-                self.heed(driver::open(other.device, address, bytes))?;
+                self.record_loss(driver::open(other.device, address, bytes))?;
             }
         }
         Ok(())

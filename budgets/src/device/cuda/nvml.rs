@@ -83,11 +83,11 @@ impl Nvml {
     pub(super) fn free_bytes(&self) -> Option<Bytes> {
         let mut memory = Memory::default();
         // SAFETY: this function type is stable, the handle and the output pointer are valid.
-        let said = unsafe {
+        let status = unsafe {
             let info = self.library.get::<MemoryInfo>(b"nvmlDeviceGetMemoryInfo\0").ok()?;
             info(self.handle, &mut memory)
         };
-        (said == 0).then_some(Bytes(memory.free))
+        (status == 0).then_some(Bytes(memory.free))
     }
 
     /// The bytes that this process holds on the device. `None` if the library does not see this
@@ -107,11 +107,11 @@ impl Nvml {
             let mut count = room as c_uint;
             // SAFETY: this function type is stable, the handle is valid, and the call writes
             // at most `count` entries.
-            let said = unsafe {
+            let status = unsafe {
                 let running = self.library.get::<Processes>(b"nvmlDeviceGetComputeRunningProcesses_v3\0").ok()?;
                 running(self.handle, &mut count, found.as_mut_ptr())
             };
-            match said {
+            match status {
                 0 => {
                     found.truncate(count as usize);
                     return Some(found);

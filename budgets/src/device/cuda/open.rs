@@ -101,7 +101,7 @@ impl Drop for CudaDevice {
         // Return all memory here, because the stream and the context drop after this.
         let addresses: Vec<Address> = self.lock().reservations.keys().copied().collect();
         for address in addresses {
-            drop(self.give_addresses(address));
+            drop(self.release_addresses(address));
         }
         let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
         spare.into_iter().for_each(|page| drop(self.release(page)));

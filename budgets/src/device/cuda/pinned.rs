@@ -41,7 +41,7 @@ impl CudaDevice {
     /// [`DeviceError::Lost`] if the device is lost.
     pub fn pinned(self: &Arc<Self>, bytes: Bytes) -> Result<Pinned, DeviceError> {
         if bytes.is_zero() {
-            return Err(DeviceError::HostRefused { asked: bytes, said: "the request was for 0 bytes".to_owned() });
+            return Err(DeviceError::HostRefused { asked: bytes, message: "the request was for 0 bytes".to_owned() });
         }
         self.enter()?;
         self.count_allocation();
@@ -111,8 +111,10 @@ impl CudaDevice {
 /// as for device memory.
 fn refused_by_host(asked: Bytes, error: DeviceError) -> DeviceError {
     match error {
-        DeviceError::Refused { .. } => DeviceError::HostRefused { asked, said: "the host is out of memory".to_owned() },
-        DeviceError::Driver { said, .. } => DeviceError::HostRefused { asked, said },
+        DeviceError::Refused { .. } => {
+            DeviceError::HostRefused { asked, message: "the host is out of memory".to_owned() }
+        }
+        DeviceError::Driver { message, .. } => DeviceError::HostRefused { asked, message },
         error => error,
     }
 }

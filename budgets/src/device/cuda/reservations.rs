@@ -52,7 +52,7 @@ impl Reservation {
 }
 
 impl CudaDevice {
-    pub(super) fn take_addresses(&self, bytes: Bytes) -> Result<Address, DeviceError> {
+    pub(super) fn reserve_addresses(&self, bytes: Bytes) -> Result<Address, DeviceError> {
         self.enter()?;
         let bytes = bytes.round_up(self.page);
         let mut address = 0;
@@ -60,7 +60,9 @@ impl CudaDevice {
         let reserved =
             unsafe { sys::cuMemAddressReserve(&mut address, bytes.as_usize(), pieces::LARGE.as_usize(), 0, 0) };
         match check("cuMemAddressReserve", reserved) {
-            Err(DeviceError::Driver { said, .. }) => return Err(DeviceError::NoAddresses { bytes, reason: said }),
+            Err(DeviceError::Driver { message, .. }) => {
+                return Err(DeviceError::NoAddresses { bytes, reason: message });
+            }
             Err(DeviceError::Refused { .. }) => {
                 let reason = "the driver has no memory for its page tables".to_owned();
                 return Err(DeviceError::NoAddresses { bytes, reason });
@@ -73,7 +75,7 @@ impl CudaDevice {
     }
 
     /// Releases addresses and their memory.
-    pub(super) fn give_addresses(&self, address: Address) -> Result<(), DeviceError> {
+    pub(super) fn release_addresses(&self, address: Address) -> Result<(), DeviceError> {
         self.enter_if_there()?;
         let mut state = self.lock();
         let State { reservations, counts } = &mut *state;
@@ -97,7 +99,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    pub(super) fn fill_in(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+    pub(super) fn back_range(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.enter()?;
         let mut state = self.lock();
         let (start, reservation, from, to) = state.find(self.page, (address, bytes), "backed")?;
@@ -122,7 +124,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    pub(super) fn clear_out(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+    pub(super) fn unback_range(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.enter_if_there()?;
         let mut state = self.lock();
         let (start, reservation, from, to) = state.find(self.page, (address, bytes), "unbacked")?;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use bursar::Chat;
 use serde_json::Value;
 
-use super::super::draw::Draw;
+use super::super::draw::Rng;
 
 /// Requests that are replayed together, either from a trace or drawn at random.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ impl Arrivals {
     pub fn at_rate(mut self, rate: f64, seed: u64) -> Self {
         match self.rate() {
             Some(own) => self.callers.iter_mut().for_each(|caller| caller.at = caller.at.mul_f64(own / rate)),
-            None => self.spread(self.requests() as f64 / rate, &mut Draw::new(seed)),
+            None => self.spread(self.requests() as f64 / rate, &mut Rng::new(seed)),
         }
         self.name = format!("{} at {rate}/s", self.name);
         self
@@ -114,7 +114,7 @@ impl Arrivals {
 
     /// Spreads the callers over this many seconds, at independent times (a Poisson process
     /// conditioned on its number of arrivals).
-    pub fn spread(&mut self, seconds: f64, draw: &mut Draw) {
+    pub fn spread(&mut self, seconds: f64, draw: &mut Rng) {
         self.callers.iter_mut().for_each(|caller| caller.at = Duration::from_secs_f64(draw.share() * seconds));
         self.callers.sort_by_key(|caller| caller.at);
     }

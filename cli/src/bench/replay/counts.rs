@@ -65,7 +65,7 @@ pub struct InUse {
 }
 
 /// Interval at which permits in use are sampled.
-const LOOKED_EVERY: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Reads this process's own metrics.
 #[derive(Clone)]
@@ -76,7 +76,7 @@ pub struct Watch {
     counter: Counter,
     before: Samples,
     stop: oneshot::Sender<()>,
-    looking: JoinHandle<[InUse; 2]>,
+    sampling: JoinHandle<[InUse; 2]>,
 }
 
 impl Counter {
@@ -92,14 +92,14 @@ impl Counter {
 
     pub fn watch(&self) -> Watch {
         let (stop, stopped) = oneshot::channel();
-        let looking = tokio::spawn(look(self.clone(), stopped));
-        Watch { before: self.read(), counter: self.clone(), stop, looking }
+        let sampling = tokio::spawn(sample(self.clone(), stopped));
+        Watch { before: self.read(), counter: self.clone(), stop, sampling }
     }
 }
 
 /// Samples the permits until `stopped` resolves.
-async fn look(counter: Counter, mut stopped: oneshot::Receiver<()>) -> [InUse; 2] {
-    let mut looks = tokio::time::interval(LOOKED_EVERY);
+async fn sample(counter: Counter, mut stopped: oneshot::Receiver<()>) -> [InUse; 2] {
+    let mut looks = tokio::time::interval(SAMPLE_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen = [InUse::default(); 2];
     let mut times = 0.0;
@@ -123,9 +123,9 @@ async fn look(counter: Counter, mut stopped: oneshot::Receiver<()>) -> [InUse; 2
 
 impl Watch {
     pub async fn end(self) -> Counts {
-        let Watch { counter, before, stop, looking } = self;
+        let Watch { counter, before, stop, sampling } = self;
         drop(stop);
-        let [sequences, patches] = looking.await.unwrap_or_default();
+        let [sequences, patches] = sampling.await.unwrap_or_default();
         let after = counter.read();
         let more = |name: &str, labels: &[(&str, &str)]| {
             let of = |samples: &Samples| samples.count(name, labels).unwrap_or(0);

@@ -48,8 +48,8 @@ pub fn read(body: &Value, folder: &Path) -> Result<Read, String> {
             "assistant" => Role::Assistant,
             "tool" => Role::Tool,
             role => {
-                let told = format!("unknown role `{role}`; expected system, developer, user, assistant or tool");
-                return Err(told);
+                let message = format!("unknown role `{role}`; expected system, developer, user, assistant or tool");
+                return Err(message);
             }
         };
         let mut contents = contents(&content, folder)?;

@@ -40,7 +40,7 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
     let seed = options.seed();
     let source = options.model.source(seed)?;
     let mut runs = options.replay.runs(seed, options.is_quick())?;
-    options.knobs.tell_notes()?;
+    options.knobs.report_notes()?;
     // Allow one request for each caller, so that requests queue instead of being refused, unless a
     // knob sets a lower limit.
     let requests = runs.iter().map(|run| run.callers.len()).max().unwrap_or(1).max(WARM);

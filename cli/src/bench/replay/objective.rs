@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn an_invalid_objective_bound_is_named() {
-        for (text, told) in [
+        for (text, message) in [
             ("ttft", "`ttft` has no bound"),
             ("first=2s", "unknown objective `first`; expected one of ttft"),
             ("ttft=2", "`2` is not a time above 0"),
@@ -119,7 +119,7 @@ mod tests {
             ("ttft=1s,ttft=2s", "`ttft` is given twice"),
         ] {
             let error = text.parse::<Objective>().expect_err(text);
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(message), "{text}: {error}");
         }
     }
 }

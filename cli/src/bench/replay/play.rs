@@ -13,7 +13,7 @@ use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ModelHandle, Usage};
 use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
 
 use super::{
-    super::{draw::Draw, measure::greedy},
+    super::{draw::Rng, measure::greedy},
     arrivals::{Arrivals, Asked, Caller, Kind, Piece, ReplayPicture, ReplayRequest},
     figures::Answered,
     times::Times,
@@ -80,15 +80,15 @@ impl Player {
     /// Sends all requests, and returns when every caller has ended. Caches do not reuse anything
     /// from other runs, because each run has a separate cache salt.
     pub async fn play(&self, arrivals: &Arrivals, run: usize) -> Played {
-        let (told, mut outcomes) = mpsc::channel(arrivals.requests().max(1));
+        let (outcomes_in, mut outcomes) = mpsc::channel(arrivals.requests().max(1));
         let started = Instant::now() + AHEAD;
         let mut callers = JoinSet::new();
         for (number, caller) in arrivals.callers.iter().cloned().enumerate() {
-            let (player, told) = (self.clone(), told.clone());
+            let (player, outcomes_in) = (self.clone(), outcomes_in.clone());
             let salt = format!("{} {run}", self.seed);
-            callers.spawn(async move { player.converse(caller, number, started, &salt, &told).await });
+            callers.spawn(async move { player.converse(caller, number, started, &salt, &outcomes_in).await });
         }
-        drop(told);
+        drop(outcomes_in);
         let mut played = Played { time: Duration::ZERO, answered: Vec::new(), failed: Vec::new() };
         while let Some((ended, outcome)) = outcomes.recv().await {
             played.time = played.time.max(Instant::saturating_duration_since(&ended, started));
@@ -110,7 +110,7 @@ impl Player {
         number: usize,
         started: Instant,
         salt: &str,
-        told: &mpsc::Sender<(Instant, Outcome)>,
+        outcomes_in: &mpsc::Sender<(Instant, Outcome)>,
     ) {
         let mut at = started + caller.at;
         let opened = caller.system.iter().fold(Chat::new(), |chat, system| chat.system(system));
@@ -118,7 +118,7 @@ impl Player {
         for (place, ReplayRequest { kind, pause, asked, reply }) in caller.turns.into_iter().enumerate() {
             at += pause;
             sleep_until((at - AHEAD.min(at.saturating_duration_since(Instant::now()))).into()).await;
-            let draw = Draw::new(self.seed ^ (((number as u64) << 20) + place as u64 + 1));
+            let draw = Rng::new(self.seed ^ (((number as u64) << 20) + place as u64 + 1));
             let outcome = match self.chat(history.clone(), asked, draw).await {
                 Err(error) => Err(error),
                 Ok(chat) => {
@@ -131,15 +131,15 @@ impl Player {
             match outcome {
                 Ok((answered, text)) => {
                     history = history.assistant(text);
-                    drop(told.send((at, Ok(answered))).await);
+                    drop(outcomes_in.send((at, Ok(answered))).await);
                 }
-                Err(error) => return drop(told.send((at, Err(error))).await),
+                Err(error) => return drop(outcomes_in.send((at, Err(error))).await),
             }
         }
     }
 
     /// Adds the next turn to the conversation.
-    async fn chat(&self, history: Chat, asked: Asked, mut draw: Draw) -> Result<Chat, String> {
+    async fn chat(&self, history: Chat, asked: Asked, mut draw: Rng) -> Result<Chat, String> {
         match asked {
             Asked::Tokens(pieces) => Ok(Chat::from_tokens(self.tokens(&pieces, &mut draw))),
             Asked::Whole(chat) => Ok(*chat),
@@ -156,11 +156,11 @@ impl Player {
         }
     }
 
-    fn tokens(&self, pieces: &[Piece], draw: &mut Draw) -> Vec<u32> {
+    fn tokens(&self, pieces: &[Piece], draw: &mut Rng) -> Vec<u32> {
         let of = |piece: &Piece| {
             // A piece with seed 0 has new tokens each time.
             let seed = if piece.seed == 0 { draw.next() } else { piece.seed ^ self.seed };
-            let mut draw = Draw::new(seed);
+            let mut draw = Rng::new(seed);
             let ids = self.ids.clone();
             std::iter::repeat_with(move || ids.start + draw.below(ids.end - ids.start)).take(piece.tokens)
         };
@@ -174,7 +174,7 @@ impl Player {
                 ReplayPicture::File(path) => Image::from_bytes(self.files[&path].clone()),
                 ReplayPicture::Drawn { seed, width, height } => {
                     let seed = seed ^ self.seed;
-                    let pixels = move || Draw::new(seed).bytes(3 * width as usize * height as usize);
+                    let pixels = move || Rng::new(seed).bytes(3 * width as usize * height as usize);
                     let pixels = tokio::task::spawn_blocking(pixels).await.map_err(|error| error.to_string())?;
                     Image::from_rgb(width, height, pixels).map_err(|error| error.to_string())?
                 }
@@ -188,17 +188,17 @@ impl Player {
         let asked = Instant::now();
         // Equal texts are counted together. The text of a missed deadline therefore leaves out the
         // elapsed time, which differs between requests.
-        let told = |error: ChatError| match (&error, error.hint()) {
+        let message = |error: ChatError| match (&error, error.hint()) {
             (ChatError::TooLate { deadline, limit, .. }, _) => {
                 format!("missed `{}` of {} ms", deadline.knob(), limit.as_millis())
             }
             (_, hint) if hint.to_string().is_empty() => error.to_string(),
             (_, hint) => format!("{error} ({hint})"),
         };
-        let mut reply = self.model.chat(chat.token_ids()).await.map_err(told)?;
+        let mut reply = self.model.chat(chat.token_ids()).await.map_err(message)?;
         let (mut first, mut last, mut intervals) = (None, asked, Vec::new());
         while let Some(event) = reply.next().await {
-            match event.map_err(told)? {
+            match event.map_err(message)? {
                 ChatEvent::TokenId(_) => {
                     let now = Instant::now();
                     match first {

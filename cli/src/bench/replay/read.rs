@@ -80,11 +80,11 @@ pub fn trace(path: &Path, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, F
     };
     let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let beside = pictures.folder.or(path.parent()).unwrap_or(Path::new("."));
+    let folder = pictures.folder.or(path.parent()).unwrap_or(Path::new("."));
     let arrivals = match serde_json::from_str::<Runs>(&text) {
         Ok(Runs { runs }) => runs.into_iter().map(|run| drawn(run, pictures)).collect::<Result<_, _>>(),
         Err(error) if is_one_object(&text) => Err(error.to_string()),
-        Err(_) => lines(name, &text, beside).map(|arrivals| vec![arrivals]),
+        Err(_) => lines(name, &text, folder).map(|arrivals| vec![arrivals]),
     };
     let arrivals: Vec<Arrivals> = arrivals.map_err(wrong)?;
     if arrivals.iter().all(|arrivals| !arrivals.callers.is_empty()) && !arrivals.is_empty() {
@@ -127,13 +127,13 @@ fn drawn(run: Run, pictures: &PictureLoad<'_>) -> Result<Arrivals, String> {
     Ok(in_order(run.name.clone(), callers))
 }
 
-fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
+fn lines(name: String, text: &str, folder: &Path) -> Result<Arrivals, String> {
     let mut has_times = None;
     let mut read = |(number, line): (usize, &str)| {
         let read = serde_json::from_str(line).map_err(|error| error.to_string()).and_then(|line: Line| {
             let is_timed = line.timestamp.is_some();
             if *has_times.get_or_insert(is_timed) == is_timed {
-                caller(line, beside)
+                caller(line, folder)
             } else {
                 Err("some lines have a timestamp, other lines have none".to_owned())
             }
@@ -148,7 +148,7 @@ fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
     Ok(arrivals)
 }
 
-fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
+fn caller(line: Line, folder: &Path) -> Result<Caller, String> {
     let at = seconds(line.timestamp.unwrap_or(0.0) / 1e3).ok_or("timestamp is not a time")?;
     let body = line.body.clone().or_else(|| {
         let Line { messages, tools, max_tokens, max_completion_tokens, .. } = &line;
@@ -158,7 +158,7 @@ fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
     });
     let turn = match (body, line.input_length) {
         (Some(body), _) => {
-            let messages::Read { chat, reply, pictures } = messages::read(&body, beside)?;
+            let messages::Read { chat, reply, pictures } = messages::read(&body, folder)?;
             let kind = if pictures > 0 { Kind::ReplayPicture } else { Kind::Text };
             let reply = line.output_length.or(reply).unwrap_or(REPLY).max(1);
             ReplayRequest { kind, pause: Duration::ZERO, asked: Asked::Whole(Box::new(chat)), reply }
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn an_invalid_trace_line_is_named() {
         let good = "{\"timestamp\": 0, \"input_length\": 7, \"output_length\": 1}\n";
-        for (line, told) in [
+        for (line, message) in [
             ("{\"timestamp\": 3}", "line 2: input_length or messages is missing"),
             ("{\"timestamp\": 3, \"input_length\": 3}", "line 2: output_length is missing"),
             (
@@ -302,7 +302,7 @@ mod tests {
             ("nothing", "line 2: expected"),
         ] {
             let error = read(&format!("{good}{line}"), &SIDE).expect_err(line);
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(message), "{error}");
         }
         assert!(read("", &SIDE).expect_err("an empty trace is refused").contains("no request"));
         let error = read("{\n  \"runs\": [{\"name\": \"a\", \"requests\": [}]\n}", &SIDE).expect_err("bad JSON");

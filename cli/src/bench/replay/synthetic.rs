@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::{
-    super::draw::Draw,
+    super::draw::Rng,
     arrivals::{Arrivals, Asked, Caller, Kind, Piece, ReplayPicture, ReplayRequest},
 };
 
@@ -54,7 +54,7 @@ impl Synthetic {
     /// Draws callers until they have as many requests as should arrive in `amount.seconds`, and
     /// spreads the callers over that time.
     pub fn arrivals(self, amount: Amount, seed: u64) -> Arrivals {
-        let mut draw = Draw::new(seed ^ 0x5ee7_ab1e ^ self as u64);
+        let mut draw = Rng::new(seed ^ 0x5ee7_ab1e ^ self as u64);
         let wanted = (amount.rate * amount.seconds).ceil().max(1.0) as usize;
         let (mut callers, mut requests) = (Vec::new(), 0);
         while requests < wanted {
@@ -67,7 +67,7 @@ impl Synthetic {
         arrivals
     }
 
-    fn caller(self, draw: &mut Draw, amount: Amount) -> Caller {
+    fn caller(self, draw: &mut Rng, amount: Amount) -> Caller {
         let mut drawing = Drawing { draw, amount };
         let at = Duration::ZERO;
         match self {
@@ -79,7 +79,7 @@ impl Synthetic {
                 let count = 1 + drawing.draw.below(6);
                 let turns = (0..count).map(|turn| drawing.question(turn, 40.0, 150.0)).collect();
                 // All callers share one system prompt.
-                let system = Some(words(&mut Draw::new(1), drawing.length(200.0, 0.0, 8, 400)));
+                let system = Some(words(&mut Rng::new(1), drawing.length(200.0, 0.0, 8, 400)));
                 Caller { at, tools: Vec::new(), system, turns }
             }
             Synthetic::Images => {
@@ -94,7 +94,7 @@ impl Synthetic {
                 let first = drawing.question(0, 60.0, 60.0);
                 let later = (1..=calls).map(|turn| drawing.result(turn));
                 let turns = [first].into_iter().chain(later).collect();
-                let system = Some(words(&mut Draw::new(100 + agent), drawing.length(1200.0, 0.0, 16, 1200)));
+                let system = Some(words(&mut Rng::new(100 + agent), drawing.length(1200.0, 0.0, 16, 1200)));
                 Caller { at, tools: tools(), system, turns }
             }
         }
@@ -102,7 +102,7 @@ impl Synthetic {
 }
 
 struct Drawing<'d> {
-    draw: &'d mut Draw,
+    draw: &'d mut Rng,
     amount: Amount,
 }
 
@@ -176,7 +176,7 @@ fn tools() -> Vec<Value> {
 }
 
 /// Returns this many common words. Each is one token in most vocabularies.
-fn words(draw: &mut Draw, count: usize) -> String {
+fn words(draw: &mut Rng, count: usize) -> String {
     const WORDS: [&str; 32] = [
         "the", "red", "boat", "under", "quiet", "paper", "north", "glass", "water", "seven", "morning", "house",
         "with", "a", "long", "road", "and", "people", "who", "know", "where", "every", "small", "light", "comes",

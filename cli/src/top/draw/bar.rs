@@ -7,7 +7,7 @@ use ratatui::{
 
 use super::words;
 use crate::top::{
-    palette::{Colours, letter},
+    palette::{Colors, letter},
     view::{MemoryPart, Piece},
 };
 
@@ -16,9 +16,9 @@ const EIGHTHS: u64 = 8;
 
 /// Draws the bar, `columns` wide. Each piece gets at least one column. If there are fewer columns
 /// than pieces, the smallest pieces are omitted. A colored bar is drawn in eighths of a column.
-pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
+pub fn bar(pieces: &[Piece], columns: u16, colors: Colors) -> Line<'static> {
     let bytes: Vec<_> = pieces.iter().map(|piece| piece.bytes.0).collect();
-    let fine = if colours == Colours::None { 1 } else { EIGHTHS };
+    let fine = if colors == Colors::None { 1 } else { EIGHTHS };
     let widths = shares(&bytes, u64::from(columns) * fine, fine);
     let mut ends = Vec::new();
     let mut end = 0;
@@ -35,8 +35,8 @@ pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
         let next = ends.iter().find(|(_, next)| *next > end).map(|(part, _)| *part);
         let cell = match next {
             // A piece is at least one column wide, so a column shows at most two pieces.
-            Some(next) if end < to => meeting(part, next, end - from, colours),
-            _ => full(part, colours),
+            Some(next) if end < to => meeting(part, next, end - from, colors),
+            _ => full(part, colors),
         };
         match line.spans.last_mut() {
             Some(last) if last.style == cell.style => last.content.to_mut().push_str(&cell.content),
@@ -48,7 +48,7 @@ pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
 
 /// Returns the legend of the parts, on as many lines as needed: in aligned columns, or without
 /// alignment if that takes at least two fewer lines.
-pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'static>> {
+pub fn legend(pieces: &[Piece], columns: u16, colors: Colors) -> Vec<Line<'static>> {
     let columns = usize::from(columns);
     let entry = |piece: &Piece| (piece.part, format!(" {} {}", piece.part.name(), piece.bytes));
     let entries: Vec<_> = pieces.iter().map(entry).collect();
@@ -63,7 +63,7 @@ pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'sta
         let mut line = Line::default();
         for (place, (part, text)) in entries.iter().enumerate() {
             let blanks = if place + 1 < entries.len() { blanks(text) } else { String::new() };
-            line.extend([key(*part, colours), Span::raw(format!("{text}{blanks}"))]);
+            line.extend([key(*part, colors), Span::raw(format!("{text}{blanks}"))]);
         }
         line
     };
@@ -88,25 +88,25 @@ fn lines(
     lines
 }
 
-fn key(part: MemoryPart, colours: Colours) -> Span<'static> {
-    match colours.part(part) {
-        Some(colour) if part == MemoryPart::Free => Span::styled("░", Style::new().fg(colour)),
-        Some(colour) => Span::styled("█", Style::new().fg(colour)),
+fn key(part: MemoryPart, colors: Colors) -> Span<'static> {
+    match colors.part(part) {
+        Some(color) if part == MemoryPart::Free => Span::styled("░", Style::new().fg(color)),
+        Some(color) => Span::styled("█", Style::new().fg(color)),
         None => Span::raw(letter(part).to_string()),
     }
 }
 
-fn full(part: MemoryPart, colours: Colours) -> Span<'static> {
-    key(part, colours)
+fn full(part: MemoryPart, colors: Colors) -> Span<'static> {
+    key(part, colors)
 }
 
 /// Draws a column whose first `eighths` eighths show `part` and whose remaining eighths show
 /// `next`.
-fn meeting(part: MemoryPart, next: MemoryPart, eighths: u64, colours: Colours) -> Span<'static> {
+fn meeting(part: MemoryPart, next: MemoryPart, eighths: u64, colors: Colors) -> Span<'static> {
     const LEFT: [&str; 9] = [" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"];
-    let style = colours.part(part).map_or(Style::new(), |colour| Style::new().fg(colour));
-    let style = match colours.part(next) {
-        Some(colour) if next != MemoryPart::Free => style.bg(colour),
+    let style = colors.part(part).map_or(Style::new(), |color| Style::new().fg(color));
+    let style = match colors.part(next) {
+        Some(color) if next != MemoryPart::Free => style.bg(color),
         _ => style,
     };
     Span::styled(LEFT[eighths.min(EIGHTHS) as usize], style)
@@ -157,10 +157,10 @@ mod tests {
             (MemoryPart::Canary, 1),
             (MemoryPart::Free, 29),
         ]);
-        assert_eq!(bar(&all, 20, Colours::None).to_string(), "WWWWKKKKKKKKKC......");
-        let legend: Vec<_> = legend(&all, 40, Colours::None).iter().map(Line::to_string).collect();
+        assert_eq!(bar(&all, 20, Colors::None).to_string(), "WWWWKKKKKKKKKC......");
+        let legend: Vec<_> = legend(&all, 40, Colors::None).iter().map(Line::to_string).collect();
         assert_eq!(legend, ["W weights 20 B  K kv used 50 B", "C canary 1 B    . free 29 B"]);
-        let narrow: Vec<_> = super::legend(&all, 14, Colours::None).iter().map(Line::to_string).collect();
+        let narrow: Vec<_> = super::legend(&all, 14, Colors::None).iter().map(Line::to_string).collect();
         assert_eq!(narrow, ["W weights 20 B", "K kv used 50 B", "C canary 1 B", ". free 29 B"]);
         let many = pieces(&[
             (MemoryPart::VisionWorkspace, 1),
@@ -169,21 +169,21 @@ mod tests {
             (MemoryPart::Canary, 1),
             (MemoryPart::Free, 2),
         ]);
-        let packed: Vec<_> = super::legend(&many, 28, Colours::None).iter().map(Line::to_string).collect();
+        let packed: Vec<_> = super::legend(&many, 28, Colors::None).iter().map(Line::to_string).collect();
         assert_eq!(packed, ["V vision workspace 1 B", "K kv used 5 B  - kv free 1 B", "C canary 1 B  . free 2 B"]);
     }
 
     #[test]
     fn a_coloured_part_may_end_within_a_column() {
         let all = pieces(&[(MemoryPart::Weights, 25), (MemoryPart::KvUsed, 25), (MemoryPart::Free, 50)]);
-        assert_eq!(bar(&all, 10, Colours::True).to_string(), "██▌██░░░░░");
-        let part = |part| Colours::True.part(part).expect("a colour");
-        let meeting = &bar(&all, 10, Colours::True).spans[1];
+        assert_eq!(bar(&all, 10, Colors::True).to_string(), "██▌██░░░░░");
+        let part = |part| Colors::True.part(part).expect("a color");
+        let meeting = &bar(&all, 10, Colors::True).spans[1];
         assert_eq!(
             (meeting.style.fg, meeting.style.bg),
             (Some(part(MemoryPart::Weights)), Some(part(MemoryPart::KvUsed)))
         );
-        let into_free = bar(&pieces(&[(MemoryPart::Weights, 25), (MemoryPart::Free, 75)]), 10, Colours::Sixteen);
+        let into_free = bar(&pieces(&[(MemoryPart::Weights, 25), (MemoryPart::Free, 75)]), 10, Colors::Sixteen);
         assert_eq!(into_free.to_string(), "██▌░░░░░░░");
         assert_eq!(into_free.spans[1].style.bg, None, "the gap before free memory has no background");
     }
@@ -196,9 +196,9 @@ mod tests {
             (MemoryPart::KvUsed, 50),
             (MemoryPart::Free, 29),
         ]);
-        assert_eq!(bar(&all, 3, Colours::None).to_string(), "WK.");
-        assert_eq!(bar(&all, 0, Colours::None).to_string(), "");
-        assert_eq!(bar(&[], 3, Colours::None).to_string(), "");
+        assert_eq!(bar(&all, 3, Colors::None).to_string(), "WK.");
+        assert_eq!(bar(&all, 0, Colors::None).to_string(), "");
+        assert_eq!(bar(&[], 3, Colors::None).to_string(), "");
     }
 
     proptest! {
@@ -209,8 +209,8 @@ mod tests {
         ) {
             let all: Vec<_> = sizes.iter().zip(MemoryPart::ALL).map(|(size, part)| (part, *size)).collect();
             let is_empty = sizes.iter().all(|size| *size == 0);
-            for colours in [Colours::None, Colours::Sixteen, Colours::True] {
-                let line = bar(&pieces(&all), columns, colours);
+            for colors in [Colors::None, Colors::Sixteen, Colors::True] {
+                let line = bar(&pieces(&all), columns, colors);
                 prop_assert_eq!(line.width(), if is_empty { 0 } else { usize::from(columns) });
             }
             let shown = shares(&sizes, u64::from(columns), 1);

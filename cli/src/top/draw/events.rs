@@ -9,10 +9,10 @@ use super::{
     panel::{Fit, Panel},
     words,
 };
-use crate::top::{event::Weight, palette::Colours, view::View};
+use crate::top::{event::Weight, palette::Colors, view::View};
 
 /// Returns the panel of all events. `now` is in seconds since 1970.
-pub fn panel(view: &View, now: f64, width: u16, fit: Fit, colours: Colours) -> Panel {
+pub fn panel(view: &View, now: f64, width: u16, fit: Fit, colors: Colors) -> Panel {
     let mut lines: Vec<_> = view
         .events
         .iter()
@@ -20,25 +20,25 @@ pub fn panel(view: &View, now: f64, width: u16, fit: Fit, colours: Colours) -> P
         .flat_map(|event| {
             let style = match event.weight {
                 Weight::Usual => Style::new(),
-                Weight::Notable => colours.notable(),
-                Weight::Bad => colours.bad(),
+                Weight::Notable => colors.notable(),
+                Weight::Bad => colors.bad(),
             };
             let age = if event.at.is_nan() { String::new() } else { words::age(now - event.at) };
             let (title, room) = (words::cut(&event.title(), 15), usize::from(width).saturating_sub(25));
-            let told = fit.lines(&event.told, room).into_iter().enumerate();
-            let line = move |(place, told): (usize, String)| {
+            let rows = fit.lines(&event.text, room).into_iter().enumerate();
+            let line = move |(place, rows): (usize, String)| {
                 let (age, title) = if place == 0 { (&*age, &*title) } else { ("", "") };
                 Line::from(vec![
-                    Span::styled(format!(" {age:>6} "), colours.faint()),
+                    Span::styled(format!(" {age:>6} "), colors.faint()),
                     Span::styled(format!("{title:<15}"), style),
-                    Span::raw(format!("  {told}")),
+                    Span::raw(format!("  {rows}")),
                 ])
             };
-            told.map(line).collect::<Vec<_>>()
+            rows.map(line).collect::<Vec<_>>()
         })
         .collect();
     lines.extend(
-        view.no_events.as_ref().map(|why| Line::styled(words::cut(&format!(" {why}"), width.into()), colours.faint())),
+        view.no_events.as_ref().map(|why| Line::styled(words::cut(&format!(" {why}"), width.into()), colors.faint())),
     );
-    Panel::titled("events", "newest first", width, colours, lines)
+    Panel::titled("events", "newest first", width, colors, lines)
 }

@@ -8,11 +8,11 @@ use ratatui::{
 
 use super::{
     device::counted,
-    panel::{Fit, Panel, beside},
+    panel::{Fit, Panel, join_columns},
     words,
 };
 use crate::top::{
-    palette::Colours,
+    palette::Colors,
     session::Trail,
     view::{Cache, Kv, Latency, ModelState, ModelView, Speed},
 };
@@ -27,7 +27,7 @@ const WIDE: u16 = QUANTILES + 58;
 const SPARKS: usize = 60;
 
 /// Returns the panel, with the most important lines first.
-pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, colours: Colours) -> Panel {
+pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, colors: Colors) -> Panel {
     // In two columns, lines are cut. In the full view, where no line is cut,
     // the columns are stacked.
     let is_wide = fit == Fit::Cut && width >= WIDE;
@@ -37,15 +37,15 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
         let about = about.to_owned();
         let line = move |(place, text)| {
             let about = if place == 0 { &*about } else { "" };
-            Line::from(vec![Span::styled(format!(" {about:<ABOUT$}"), colours.faint()), Span::styled(text, style)])
+            Line::from(vec![Span::styled(format!(" {about:<ABOUT$}"), colors.faint()), Span::styled(text, style)])
         };
         lines.map(line).collect::<Vec<_>>()
     };
     let about = |about: &str, text: String| styled(about, &text, Style::new());
-    let mut lines = actors(model, room, fit, colours);
+    let mut lines = actors(model, room, fit, colors);
     let trouble = trouble(model);
     if !trouble.is_empty() {
-        lines.extend(styled("trouble", &trouble.join(", "), colours.notable()));
+        lines.extend(styled("trouble", &trouble.join(", "), colors.notable()));
     }
     lines.extend(about("tokens/s", speed(&model.speed)));
     if let Some(trail) = trail {
@@ -69,25 +69,25 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     lines.extend(about("caches", format!("prompts {}, pictures {}", found(&model.prefix), found(&model.pictures))));
     lines.extend(about("steps", steps(model)));
     lines.extend(about("sizing", sizing(model)));
-    let quantiles = quantiles(&model.latencies, colours);
+    let quantiles = quantiles(&model.latencies, colors);
     let lines = match is_wide {
-        true => beside(lines, quantiles, room),
+        true => join_columns(lines, quantiles, room),
         // Place the quantiles after the lines that users read first, and before the rest.
         false => {
             let rest = lines.split_off(first);
             lines.into_iter().chain(quantiles).chain(rest).collect()
         }
     };
-    Panel::titled(&model.name, model.state.word(), width, colours, lines)
+    Panel::titled(&model.name, model.state.word(), width, colors, lines)
 }
 
-fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<'static>> {
-    let begin = |about: &str| Line::from(Span::styled(format!(" {about:<0$}", ABOUT - 1), colours.faint()));
+fn actors(model: &ModelView, room: u16, fit: Fit, colors: Colors) -> Vec<Line<'static>> {
+    let begin = |about: &str| Line::from(Span::styled(format!(" {about:<0$}", ABOUT - 1), colors.faint()));
     // Before the model serves, a stopped actor is not a problem.
     let is_serving = !matches!(model.state, ModelState::Sizing | ModelState::Starting);
     let mut lines = vec![begin("actors")];
     for actor in &model.actors {
-        let words = words::actor_words(actor, is_serving, colours);
+        let words = words::actor_words(actor, is_serving, colors);
         let last = lines.last().map_or(0, Line::width);
         if fit == Fit::Fold && last + words.iter().map(Span::width).sum::<usize>() > room.into() {
             lines.push(begin(""));
@@ -186,7 +186,7 @@ fn sizing(model: &ModelView) -> String {
 
 /// Returns a table of quantiles over the last minute, or over all time if the last
 /// minute has no observations.
-fn quantiles(latencies: &[Latency], colours: Colours) -> Vec<Line<'static>> {
+fn quantiles(latencies: &[Latency], colors: Colors) -> Vec<Line<'static>> {
     if latencies.is_empty() {
         return Vec::new();
     }
@@ -194,7 +194,7 @@ fn quantiles(latencies: &[Latency], colours: Colours) -> Vec<Line<'static>> {
         let [of, p50, p90, p99, count] = cells;
         format!(" {of:<12}{p50:>8}{p90:>8}{p99:>8}  {count}")
     };
-    let title = Line::styled(row(["", "p50", "p90", "p99", "count"]), colours.faint());
+    let title = Line::styled(row(["", "p50", "p90", "p99", "count"]), colors.faint());
     let rows = latencies.iter().map(|latency| {
         let [p50, p90, p99] = [latency.p50, latency.p90, latency.p99].map(words::seconds);
         let span = if latency.is_recent { "" } else { " in all" };

@@ -3,7 +3,7 @@
 use ratatui::text::{Line, Span};
 
 use super::words;
-use crate::top::palette::Colours;
+use crate::top::palette::Colors;
 
 /// The treatment of a text that is longer than its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +35,15 @@ pub struct Panel {
 
 impl Panel {
     /// Builds a panel from a title, a right-aligned note and lines.
-    pub fn titled(title: &str, right: &str, width: u16, colours: Colours, lines: Vec<Line<'static>>) -> Self {
+    pub fn titled(title: &str, right: &str, width: u16, colors: Colors, lines: Vec<Line<'static>>) -> Self {
         let width = usize::from(width);
         let right = words::cut(right, width.saturating_sub(12));
         let title = words::cut(title, width.saturating_sub(words::width(&right) + 7));
-        let mut spans = vec![Span::styled("─ ", colours.faint()), Span::styled(title, colours.strong())];
+        let mut spans = vec![Span::styled("─ ", colors.faint()), Span::styled(title, colors.strong())];
         let taken = 3 + words::width(&spans[1].content) + if right.is_empty() { 0 } else { words::width(&right) + 3 };
-        spans.push(Span::styled(format!(" {}", "─".repeat(width.saturating_sub(taken))), colours.faint()));
+        spans.push(Span::styled(format!(" {}", "─".repeat(width.saturating_sub(taken))), colors.faint()));
         if !right.is_empty() {
-            spans.extend([Span::raw(format!(" {right} ")), Span::styled("─", colours.faint())]);
+            spans.extend([Span::raw(format!(" {right} ")), Span::styled("─", colors.faint())]);
         }
         Panel { lines: std::iter::once(Line::from(spans)).chain(lines).collect(), seen: None }
     }
@@ -106,7 +106,7 @@ pub fn ends(left: Vec<Span<'static>>, right: Span<'static>, width: u16) -> Line<
 }
 
 /// Joins two columns of lines. The second column starts at `at`.
-pub fn beside(left: Vec<Line<'static>>, right: Vec<Line<'static>>, at: u16) -> Vec<Line<'static>> {
+pub fn join_columns(left: Vec<Line<'static>>, right: Vec<Line<'static>>, at: u16) -> Vec<Line<'static>> {
     let rows = left.len().max(right.len());
     let (mut left, mut right) = (left.into_iter(), right.into_iter());
     let row = |_| {

@@ -8,7 +8,7 @@ use ratatui::{
 
 use super::{panel::Panel, words};
 use crate::top::{
-    palette::Colours,
+    palette::Colors,
     view::{ModelState, ModelView, View},
 };
 
@@ -40,7 +40,7 @@ const KEPT: [usize; 9] = [0, 5, 1, 2, 3, 4, 6, 8, 7];
 const NAME: (usize, usize) = (8, 40);
 
 /// Returns the table. The chosen model is marked.
-pub fn panel(view: &View, chosen: Option<usize>, width: u16, colours: Colours) -> Panel {
+pub fn panel(view: &View, chosen: Option<usize>, width: u16, colors: Colors) -> Panel {
     let mut room = usize::from(width).saturating_sub(NAME.0 + 1);
     let mut is_kept = [false; COLUMNS.len()];
     for place in KEPT {
@@ -61,34 +61,34 @@ pub fn panel(view: &View, chosen: Option<usize>, width: u16, colours: Colours) -
     }
     let rest = usize::from(width).saturating_sub(words::width(&titles) + 1);
     let titles = if rest > 0 { format!("{titles} {}", "─".repeat(rest)) } else { titles };
-    let mut lines = vec![Line::styled(words::cut(&titles, width.into()), colours.faint())];
+    let mut lines = vec![Line::styled(words::cut(&titles, width.into()), colors.faint())];
     for (place, model) in view.models.iter().enumerate() {
         let is_chosen = chosen == Some(place);
         let shown = words::cut(&model.name, name);
         let padding = " ".repeat(name.saturating_sub(words::width(&shown)));
         let mark = if is_chosen { "›" } else { " " };
-        let mut line = Line::from(vec![Span::raw(mark), Span::styled(shown, colours.strong()), Span::raw(padding)]);
+        let mut line = Line::from(vec![Span::raw(mark), Span::styled(shown, colors.strong()), Span::raw(padding)]);
         for (at, column) in columns.iter().enumerate() {
             let cell = words::cut(&(column.cell)(model), column.width - 1);
             let padding = " ".repeat(column.width.saturating_sub(words::width(&cell)));
-            let style = if at == 0 { state(model.state, colours) } else { Style::new() };
+            let style = if at == 0 { state(model.state, colors) } else { Style::new() };
             line.extend([Span::raw(padding), Span::styled(cell, style)]);
         }
-        lines.push(if is_chosen && view.models.len() > 1 { line.style(colours.chosen()) } else { line });
+        lines.push(if is_chosen && view.models.len() > 1 { line.style(colors.chosen()) } else { line });
     }
     if view.models.is_empty() {
-        lines.push(Line::styled(" no model is loaded", colours.faint()));
+        lines.push(Line::styled(" no model is loaded", colors.faint()));
     }
     Panel { lines, seen: chosen.map(|place| place + 1) }
 }
 
 /// Returns the style of a state.
-pub fn state(state: ModelState, colours: Colours) -> Style {
+pub fn state(state: ModelState, colors: Colors) -> Style {
     match state {
-        ModelState::Up => colours.good(),
-        ModelState::Sizing | ModelState::Starting | ModelState::Mending => colours.notable(),
-        ModelState::Down => colours.bad(),
-        ModelState::Asleep | ModelState::Unknown => colours.faint(),
+        ModelState::Up => colors.good(),
+        ModelState::Sizing | ModelState::Starting | ModelState::Recovering => colors.notable(),
+        ModelState::Down => colors.bad(),
+        ModelState::Asleep | ModelState::Unknown => colors.faint(),
     }
 }
 

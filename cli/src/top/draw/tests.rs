@@ -16,15 +16,15 @@ const DEMO: f64 = 1795287436.9;
 
 fn scrape(metrics: &str, events: &str) -> Scrape {
     let samples = exposition::read(metrics, "bursar_").expect("the recording is there");
-    Scrape { samples, events: Events::Told(event::read(events).expect("the recording is there")) }
+    Scrape { samples, events: Events::Listed(event::read(events).expect("the recording is there")) }
 }
 
 /// A GPU with two models, a tenant, another process and some problems.
 fn card() -> Session {
     let mut session = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
     let events = include_str!("../recorded/card_events.json");
-    session.hear(Ok(scrape(include_str!("../recorded/card_before.prom"), events)), Duration::from_secs(4));
-    session.hear(Ok(scrape(include_str!("../recorded/card.prom"), events)), Duration::from_secs(5));
+    session.record(Ok(scrape(include_str!("../recorded/card_before.prom"), events)), Duration::from_secs(4));
+    session.record(Ok(scrape(include_str!("../recorded/card.prom"), events)), Duration::from_secs(5));
     session
 }
 
@@ -32,8 +32,8 @@ fn card() -> Session {
 fn demo() -> Session {
     let mut session = Session::new("127.0.0.1:9464".to_owned(), Duration::from_secs(1));
     let events = include_str!("../recorded/demo_events.json");
-    session.hear(Ok(scrape(include_str!("../recorded/demo_before.prom"), events)), Duration::from_millis(3500));
-    session.hear(Ok(scrape(include_str!("../recorded/demo.prom"), events)), Duration::from_secs(5));
+    session.record(Ok(scrape(include_str!("../recorded/demo_before.prom"), events)), Duration::from_millis(3500));
+    session.record(Ok(scrape(include_str!("../recorded/demo.prom"), events)), Duration::from_secs(5));
     session
 }
 
@@ -41,14 +41,14 @@ fn at(seconds: u64) -> Now {
     Now { elapsed: Duration::from_secs(seconds), unix: NOW }
 }
 
-fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colours: Colours) -> Buffer {
+fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colors: Colors) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal in memory");
-    terminal.draw(|frame| _ = draw(frame, session, now, colours)).expect("it is drawn");
+    terminal.draw(|frame| _ = draw(frame, session, now, colors)).expect("it is drawn");
     terminal.backend().buffer().clone()
 }
 
 /// Returns the screen's content, with colors as terminal codes.
-fn printed(buffer: &Buffer, colours: Colours) -> String {
+fn printed(buffer: &Buffer, colors: Colors) -> String {
     force_color_output(true);
     let width = usize::from(buffer.area.width).max(1);
     let line = |cells: &[ratatui::buffer::Cell]| {
@@ -64,7 +64,7 @@ fn printed(buffer: &Buffer, colours: Colours) -> String {
     };
     let lines: Vec<_> = buffer.content.chunks(width).map(line).collect();
     let mut out = Vec::new();
-    once::print(&mut out, &lines, colours).expect("writing to memory succeeds");
+    once::print(&mut out, &lines, colors).expect("writing to memory succeeds");
     String::from_utf8(out).expect("UTF-8")
 }
 
@@ -81,14 +81,14 @@ fn assert_recorded(name: &str, shown: &str) {
 #[test]
 fn the_view_matches_its_snapshots_at_several_sizes_and_colours() {
     let session = card();
-    for (name, size, colours) in [
-        ("card_120x44.txt", (120, 44), Colours::None),
-        ("card_120x44_true.ansi", (120, 44), Colours::True),
-        ("card_80x24.txt", (80, 24), Colours::None),
-        ("card_80x24_sixteen.ansi", (80, 24), Colours::Sixteen),
-        ("card_40x10.txt", (40, 10), Colours::None),
+    for (name, size, colors) in [
+        ("card_120x44.txt", (120, 44), Colors::None),
+        ("card_120x44_true.ansi", (120, 44), Colors::True),
+        ("card_80x24.txt", (80, 24), Colors::None),
+        ("card_80x24_sixteen.ansi", (80, 24), Colors::Sixteen),
+        ("card_40x10.txt", (40, 10), Colors::None),
     ] {
-        assert_recorded(name, &printed(&drawn(&session, size, at(5), colours), colours));
+        assert_recorded(name, &printed(&drawn(&session, size, at(5), colors), colors));
     }
 }
 
@@ -98,7 +98,7 @@ fn a_recorded_run_shows_every_byte_and_no_problem() {
     let view = session.view().expect("the session has a view");
     let device = &view.devices[0];
     assert_eq!(device.pieces.iter().map(|piece| piece.bytes).sum::<bursar::Bytes>(), device.total);
-    let text = printed(&drawn(&session, (100, 30), Now { unix: DEMO, ..at(5) }, Colours::None), Colours::None);
+    let text = printed(&drawn(&session, (100, 30), Now { unix: DEMO, ..at(5) }, Colors::None), Colors::None);
     assert!(!text.contains("trouble") && !text.contains("other leases"), "{text}");
     assert_recorded("demo_100x30.txt", &text);
 }
@@ -108,10 +108,10 @@ fn the_text_form_shows_the_whole_view() {
     for (name, session, now) in
         [("card_once.txt", card(), at(5)), ("demo_once.txt", demo(), Now { unix: DEMO, ..at(5) })]
     {
-        let mut lines = vec![header(&session, now, 100, Colours::None)];
-        lines.extend(whole(&session, now, 100, Colours::None));
+        let mut lines = vec![header(&session, now, 100, Colors::None)];
+        lines.extend(whole(&session, now, 100, Colors::None));
         let mut out = Vec::new();
-        once::print(&mut out, &lines, Colours::None).expect("writing to memory succeeds");
+        once::print(&mut out, &lines, Colors::None).expect("writing to memory succeeds");
         assert_recorded(name, &String::from_utf8(out).expect("UTF-8"));
     }
 }
@@ -119,19 +119,19 @@ fn the_text_form_shows_the_whole_view() {
 #[test]
 fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
     let mut session = card();
-    let text = |session: &Session, now| printed(&drawn(session, (80, 24), now, Colours::None), Colours::None);
+    let text = |session: &Session, now| printed(&drawn(session, (80, 24), now, Colors::None), Colors::None);
     assert!(text(&session, at(5)).contains("every 1 s"));
     assert!(session.press(Key::Pause));
     assert!(text(&session, at(70)).contains("paused, figures 65 s old"));
     assert!(session.press(Key::Pause));
     let error = ScrapeError::Unreachable { address: "10.0.0.7:9464".to_owned(), why: "connection refused".to_owned() };
-    session.hear(Err(error.clone()), Duration::from_secs(9));
+    session.record(Err(error.clone()), Duration::from_secs(9));
     let lost = text(&session, at(20));
     assert!(lost.contains("LOST for 11 s, figures 15 s old"), "{lost}");
     assert!(lost.contains("no answer from 10.0.0.7:9464: connection refused"), "{lost}");
     assert!(lost.contains("--metrics 10.0.0.7:9464") && lost.contains("in your own program"), "{lost}");
     assert!(lost.contains("weights"), "the last known state is still shown: {lost}");
-    session.hear(
+    session.record(
         Ok(scrape("bursar_device_total_bytes{device=\"cuda:0\"} 9\nbursar_kv_shrinks_total{model=\"a\"} 0\n", "[]")),
         Duration::from_secs(30),
     );
@@ -139,7 +139,7 @@ fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
 
     let mut stranger = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
     assert!(text(&stranger, at(0)).contains("waiting for the first answer"));
-    stranger.hear(Err(error), Duration::from_secs(1));
+    stranger.record(Err(error), Duration::from_secs(1));
     let never = text(&stranger, at(3));
     assert!(never.contains("no answer yet") && never.contains("--metrics 10.0.0.7:9464"), "{never}");
 }
@@ -157,8 +157,8 @@ fn each_card_of_a_group_has_a_named_bar() {
                  bursar_lease_bytes{device=\"cuda:0,1\",model=\"a\",class=\"weights\"} 536870912\n";
     let metrics = [group, &of_card("cuda:0", 0), &of_card("cuda:1", 1 << 28)].concat();
     let mut session = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
-    session.hear(Ok(scrape(&metrics, "[]")), Duration::from_secs(5));
-    let shown = |columns| printed(&drawn(&session, (columns, 20), at(5), Colours::None), Colours::None);
+    session.record(Ok(scrape(&metrics, "[]")), Duration::from_secs(5));
+    let shown = |columns| printed(&drawn(&session, (columns, 20), at(5), Colors::None), Colors::None);
     let (wide, narrow) = (shown(80), shown(40));
     let bar = |shown: &str, card: &str| {
         let line = shown.lines().find(|line| line.starts_with(card)).unwrap_or_else(|| panic!("no {card} in\n{shown}"));
@@ -177,7 +177,7 @@ fn each_card_of_a_group_has_a_named_bar() {
 fn the_smallest_screen_shows_the_bar_problems_and_chosen_model() {
     let mut session = card();
     assert!(session.press(Key::Next));
-    let text = printed(&drawn(&session, (40, 10), at(5), Colours::None), Colours::None);
+    let text = printed(&drawn(&session, (40, 10), at(5), Colors::None), Colors::None);
     for kept in [
         "cuda:0",
         "3.2 GiB of 149.0 GiB free",
@@ -197,7 +197,7 @@ fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
     assert!(session.press(key), "the session goes on");
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");
     let mut room = session.room;
-    terminal.draw(|frame| room = draw(frame, session, at(5), Colours::None)).expect("it is drawn");
+    terminal.draw(|frame| room = draw(frame, session, at(5), Colors::None)).expect("it is drawn");
     session.room = room;
     let buffer = terminal.backend().buffer();
     let rows = buffer.content.chunks(size.0.into());
@@ -208,7 +208,7 @@ fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
 fn keys_reach_every_line_of_the_view_at_80x24() {
     let (mut session, size) = (card(), (80, 24));
     let all: Vec<_> =
-        whole(&session, at(5), 80, Colours::None).iter().map(|line| line.to_string().trim_end().to_owned()).collect();
+        whole(&session, at(5), 80, Colors::None).iter().map(|line| line.to_string().trim_end().to_owned()).collect();
     assert!(all.len() > 3 * 22, "the lines fill more than three pages: {}", all.len());
     assert!(!all.iter().any(|line| line.contains('…') && !line.contains("Qwen")), "only names are cut: {all:#?}");
     let first = pressed(&mut session, Key::PageDown, size);
@@ -249,21 +249,21 @@ fn no_size_or_content_panics() {
     );
     let events = format!("[{{\"number\":1,\"at\":-1e300,\"event\":\"{long}\",\"{long}\":\"{long}\"}}]");
     let mut stranger = Session::new(long.clone(), Duration::from_secs(1));
-    stranger.hear(Ok(scrape(&hostile, &events)), Duration::from_secs(1));
-    stranger.hear(Ok(scrape(&hostile, &events)), Duration::from_secs(2));
+    stranger.record(Ok(scrape(&hostile, &events)), Duration::from_secs(1));
+    stranger.record(Ok(scrape(&hostile, &events)), Duration::from_secs(2));
     assert!(session.press(Key::Help) && stranger.press(Key::Last));
     let mut paged = card();
     assert!(paged.press(Key::PageDown));
     paged.top = Some(usize::MAX);
     for session in [&session, &stranger, &paged] {
         for columns in [0, 1, 2, 7, 13, 39, 40, 79, 100, 240] {
-            for (rows, colours) in
-                [0, 1, 2, 3, 5, 9, 12, 24, 70].into_iter().zip([Colours::None, Colours::True].into_iter().cycle())
+            for (rows, colors) in
+                [0, 1, 2, 3, 5, 9, 12, 24, 70].into_iter().zip([Colors::None, Colors::True].into_iter().cycle())
             {
-                let buffer = drawn(session, (columns, rows), at(5), colours);
+                let buffer = drawn(session, (columns, rows), at(5), colors);
                 assert_eq!((buffer.area.width, buffer.area.height), (columns, rows));
             }
-            let widest = whole(session, at(5), columns, Colours::Sixteen).iter().map(Line::width).max();
+            let widest = whole(session, at(5), columns, Colors::Sixteen).iter().map(Line::width).max();
             assert!(widest <= Some(usize::from(columns)), "the widest line has {widest:?} of {columns} columns");
         }
     }

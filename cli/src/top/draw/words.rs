@@ -3,7 +3,7 @@
 use bursar_budgets::grouped;
 use ratatui::text::Span;
 
-use crate::top::{palette::Colours, view::Actor};
+use crate::top::{palette::Colors, view::Actor};
 
 /// Returns the number of terminal columns of a text.
 pub fn width(text: &str) -> usize {
@@ -117,17 +117,17 @@ pub fn sparkline(values: impl DoubleEndedIterator<Item = f64> + Clone, columns: 
 
 /// Formats an actor as a mark and its name. A stopped actor is highlighted as
 /// bad only with `is_missed`.
-pub fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'static>> {
+pub fn actor_words(actor: &Actor, is_missed: bool, colors: Colors) -> Vec<Span<'static>> {
     let (mark, style) = match (actor.is_up, actor.actor.as_str()) {
-        (true, _) => ("●", colours.good()),
+        (true, _) => ("●", colors.good()),
         // The profile actor exists only while a model is sized.
-        (false, "profile") => ("○", colours.faint()),
-        (false, _) => ("○", if is_missed { colours.bad() } else { colours.faint() }),
+        (false, "profile") => ("○", colors.faint()),
+        (false, _) => ("○", if is_missed { colors.bad() } else { colors.faint() }),
     };
     let mut words = vec![Span::styled(format!(" {mark} "), style), Span::raw(cut(&actor.actor, 16))];
     if actor.restarts > 0 {
         let plural = if actor.restarts == 1 { "restart" } else { "restarts" };
-        words.push(Span::styled(format!(" {} {plural}", grouped(actor.restarts)), colours.notable()));
+        words.push(Span::styled(format!(" {} {plural}", grouped(actor.restarts)), colors.notable()));
     }
     words
 }

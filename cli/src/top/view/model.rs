@@ -20,7 +20,7 @@ pub enum ModelState {
     /// The engine runs, but no serving actor does yet.
     Starting,
     /// Some serving actors are being replaced.
-    Mending,
+    Recovering,
     /// The model holds no device memory until a request wakes it.
     Asleep,
     /// The engine does not run.
@@ -216,7 +216,7 @@ impl ModelState {
             _ if actors.is_empty() => ModelState::Unknown,
             (Some(false), _) => ModelState::Down,
             _ if up > 0 && up == serving.len() => ModelState::Up,
-            _ if up > 0 => ModelState::Mending,
+            _ if up > 0 => ModelState::Recovering,
             (_, Some(true)) => ModelState::Sizing,
             _ => ModelState::Starting,
         }
@@ -228,7 +228,7 @@ impl ModelState {
             ModelState::Up => "up",
             ModelState::Sizing => "sizing",
             ModelState::Starting => "starting",
-            ModelState::Mending => "mending",
+            ModelState::Recovering => "mending",
             ModelState::Asleep => "asleep",
             ModelState::Down => "down",
             ModelState::Unknown => "?",

@@ -5,7 +5,7 @@ use bursar::Bytes;
 use super::{super::exposition, *};
 
 fn scrape(text: &str) -> Scrape {
-    Scrape { samples: exposition::read(text, "bursar_").expect("the text is well-formed"), events: Events::NotTold }
+    Scrape { samples: exposition::read(text, "bursar_").expect("the text is well-formed"), events: Events::Unavailable }
 }
 
 fn view(text: &str) -> View {
@@ -64,8 +64,8 @@ fn each_card_of_a_group_shows_its_foreign_memory() {
                  bursar_lease_bytes{device=\"host:2\",model=\"a\",class=\"weights\"} 600\n";
     let view = view(&[group, &of_card("host#0", 0), &of_card("host#1", 300)].concat());
     let [device] = &view.devices[..] else { panic!("expected one device for a group: {:?}", view.devices) };
-    let told: Vec<_> = device.cards.iter().map(|card| (card.name.as_str(), card.free())).collect();
-    assert_eq!(told, [("host#0", Bytes(390)), ("host#1", Bytes(90))]);
+    let found: Vec<_> = device.cards.iter().map(|card| (card.name.as_str(), card.free())).collect();
+    assert_eq!(found, [("host#0", Bytes(390)), ("host#1", Bytes(90))]);
     assert_eq!(device.free(), Bytes(90), "a group has as much free memory as its fullest card");
     assert_eq!(device.cards[0].pieces.iter().map(|piece| piece.bytes).sum::<Bytes>(), device.total);
     let alone = super::View::of(&scrape(&of_card("host#0", 0)), None, None);
@@ -91,7 +91,7 @@ fn a_text_model_shows_no_missing_vision_actor() {
     let patches = |all| format!("{actors}bursar_permits{{model=\"a\",permit=\"patches\"}} {all}\n");
     assert_eq!(view(&patches(0)).models[0].state, ModelState::Up);
     assert_eq!(view(&patches(0)).models[0].actors.len(), 3);
-    assert_eq!(view(&patches(4096)).models[0].state, ModelState::Mending);
+    assert_eq!(view(&patches(4096)).models[0].state, ModelState::Recovering);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_models_state_follows_its_actors() {
     };
     assert_eq!(state(&[]), ModelState::Unknown);
     assert_eq!(state(&[("engine", 1), ("profile", 0), ("vision", 1), ("kv", 1), ("scheduler", 1)]), ModelState::Up);
-    assert_eq!(state(&[("engine", 1), ("vision", 0), ("kv", 1), ("scheduler", 1)]), ModelState::Mending);
+    assert_eq!(state(&[("engine", 1), ("vision", 0), ("kv", 1), ("scheduler", 1)]), ModelState::Recovering);
     assert_eq!(state(&[("engine", 1), ("profile", 1), ("vision", 0), ("kv", 0), ("scheduler", 0)]), ModelState::Sizing);
     assert_eq!(state(&[("engine", 1)]), ModelState::Starting);
     assert_eq!(state(&[("engine", 0), ("vision", 1), ("kv", 1), ("scheduler", 1)]), ModelState::Down);
@@ -156,6 +156,6 @@ fn rates_shares_and_quantiles_cover_only_the_last_interval() {
 #[test]
 fn a_view_without_events_gives_the_reason() {
     assert!(view("bursar_kv_blocks{model=\"a\"} 1\n").no_events.is_some());
-    let told = Scrape { events: Events::Told(Vec::new()), ..scrape("bursar_kv_blocks{model=\"a\"} 1\n") };
-    assert_eq!(View::of(&told, None, None).no_events, None);
+    let scrape_now = Scrape { events: Events::Listed(Vec::new()), ..scrape("bursar_kv_blocks{model=\"a\"} 1\n") };
+    assert_eq!(View::of(&scrape_now, None, None).no_events, None);
 }

@@ -54,7 +54,7 @@ __device__ __forceinline__ bool changes(const SampleRow& wanted, const RowLists&
     }
     const auto any_of = [&](List list) { return row_lists.count(list, row) > 0; };
     const bool penalised = wanted.repetition != 1.0f ? any_of(PROMPT) || any_of(PRODUCED)
-                                                     : penalises(wanted) && any_of(PRODUCED);
+                                                     : penalizes(wanted) && any_of(PRODUCED);
     return penalised || wanted.allowed != NONE || any_of(FORBIDDEN) || any_of(BIASED);
 }
 
@@ -116,7 +116,7 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
                                              uint32_t row, uint32_t slice, uint32_t vocabulary) {
     const uint32_t first = slice * SLICE;
     const uint32_t length = min(SLICE, vocabulary - first);
-    const bool counted = penalises(wanted);
+    const bool counted = penalizes(wanted);
 #pragma unroll
     for (uint32_t load = 0; load < LOADS; ++load) {
         const uint32_t place = place_of(load);

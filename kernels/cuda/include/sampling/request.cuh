@@ -42,6 +42,6 @@ __device__ __forceinline__ bool is_given(const SampleRow& row) {
 __device__ __forceinline__ bool is_greedy(const SampleRow& row) {
     return row.temperature == 0.0 || row.top_k == 1 || is_given(row);
 }
-__device__ __forceinline__ bool penalises(const SampleRow& row) {
+__device__ __forceinline__ bool penalizes(const SampleRow& row) {
     return row.repetition != 1.0f || row.presence != 0.0 || row.frequency != 0.0;
 }

@@ -97,7 +97,7 @@ fn header() -> String {
     for (macro_name, about, sizes) in [
         ("FOR_EACH_HEAD_DIM", "each head size of attention over the cache", numbers(&HeadDim::ALL)),
         ("FOR_EACH_HOPPER_HEAD_DIM", "each that has kernels for many rows on Hopper", numbers(&HopperHeadDim::ALL)),
-        ("FOR_EACH_PACKED_HEAD_DIM", "each of attention within packed stretches", numbers(&PackedHeadDim::ALL)),
+        ("FOR_EACH_PACKED_HEAD_DIM", "each of attention within packed sequences", numbers(&PackedHeadDim::ALL)),
         ("FOR_EACH_HEAD_DIM_OF_WINDOWS", "each that windows have", numbers(&PackedHeadDim::OF_WINDOWS)),
         (
             "FOR_EACH_SMALL_M_ROWS",

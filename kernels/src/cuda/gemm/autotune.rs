@@ -105,7 +105,7 @@ pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result
                     }
                 }
             }
-            cuda.gemm.library.borrow_mut().forget_few(*alike);
+            cuda.gemm.library.borrow_mut().forget_small_m(*alike);
         }
     }
     Ok(())
@@ -272,7 +272,7 @@ impl<'t> Trial<'t> {
             let (address, bytes) = (self.room.0.0, self.room.1.min(WRITTEN_MAX));
             // SAFETY: this call has exclusive use of the memory, and the stream is alive.
             let written = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.cuda.stream.raw()) };
-            CudaDevice::said("cuMemsetD8Async", written)?;
+            CudaDevice::check("cuMemsetD8Async", written)?;
         }
         let milliseconds = self.cuda.gemm.clock.time(&self.cuda.stream, || {
             (0..turns).try_for_each(|turn| {

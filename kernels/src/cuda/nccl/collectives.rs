@@ -98,7 +98,7 @@ impl NcclLink {
         let is_captured = cuda.captures.get();
         self.watch.launch(u64::from(!is_captured), || {
             let launched = run(&self.calls, self.communicator.0, cuda.stream.raw());
-            Ok::<_, KernelError>(self.calls.said(call, launched, Some(cuda.kernels.device.as_ref()))?)
+            Ok::<_, KernelError>(self.calls.check(call, launched, Some(cuda.kernels.device.as_ref()))?)
         })?;
         self.captured.set(self.captured.get() + u64::from(is_captured));
         Ok(())

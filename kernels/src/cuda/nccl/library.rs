@@ -159,7 +159,12 @@ impl Calls {
     /// Turns a result code into an error. `device` is the device that the call concerned. NCCL
     /// returns the same code for all CUDA errors, so this function checks whether the device is
     /// lost or out of memory.
-    pub(super) fn said(&self, call: &'static str, result: i32, device: Option<&CudaDevice>) -> Result<(), DeviceError> {
+    pub(super) fn check(
+        &self,
+        call: &'static str,
+        result: i32,
+        device: Option<&CudaDevice>,
+    ) -> Result<(), DeviceError> {
         if matches!(result, number::SUCCESS | number::IN_PROGRESS) {
             return Ok(());
         }
@@ -170,7 +175,7 @@ impl Calls {
                 let hint = "stop other processes on the GPU: NCCL could not allocate memory for itself".to_owned();
                 Err(DeviceError::Refused { asked: Bytes::ZERO, free: memory.free, hint })
             }
-            _ => Err(DeviceError::Driver { call, said: self.words(result) }),
+            _ => Err(DeviceError::Driver { call, message: self.words(result) }),
         }
     }
 
@@ -239,9 +244,9 @@ mod tests {
         let candidates = NAMES.map(|name| nowhere.join(name));
         let why = "cuda:0 cannot access the memory of cuda:1";
         let error = find(&candidates, &[nowhere], why).map(drop).expect_err("the library does not exist");
-        let said = error.to_string();
+        let message = error.to_string();
         assert_eq!(
-            said,
+            message,
             "NCCL is needed because cuda:0 cannot access the memory of cuda:1, but was not found: looked for \
              libnccl.so.2, libnccl.so in the system's folders, /nowhere/lib"
         );

@@ -59,7 +59,7 @@ impl NcclLink {
         let half = largest.round_up(Bytes(UNIT as u64)).as_usize();
         for (kernels, memory) in kernels.iter().zip(memory) {
             // SAFETY: the caller guarantees that this is exchange memory, and nothing uses it yet.
-            unsafe { number_rows(kernels, *memory) }?;
+            unsafe { write_row_indices(kernels, *memory) }?;
         }
         let (calls, mut made) = (&nccl.0, None);
         let counted = counted(&devices, &mut || {
@@ -112,7 +112,7 @@ fn refuse_shared(devices: &[Arc<CudaDevice>]) -> Result<(), DeviceError> {
 ///
 /// # Safety
 /// `memory` must be exchange memory that nothing uses yet.
-unsafe fn number_rows(kernels: &Arc<CudaKernels>, memory: Address) -> Result<(), OpenError> {
+unsafe fn write_row_indices(kernels: &Arc<CudaKernels>, memory: Address) -> Result<(), OpenError> {
     let cuda = Cuda::new(kernels)?;
     let scheme: Vec<u8> = (0..ROWS_MAX as u32).flat_map(u32::to_ne_bytes).collect();
     // SAFETY: the caller guarantees that the memory is exchange memory that nothing else uses.
@@ -130,7 +130,7 @@ fn initialised(calls: &Calls, devices: &[Arc<CudaDevice>]) -> Result<Vec<Communi
     let mut made = vec![std::ptr::null_mut(); devices.len()];
     // SAFETY: `made` and `ordinals` have an entry for each device.
     let result = unsafe { (calls.init_all)(made.as_mut_ptr(), ordinals.len() as i32, ordinals.as_ptr()) };
-    calls.said("ncclCommInitAll", result, devices.first().map(AsRef::as_ref))?;
+    calls.check("ncclCommInitAll", result, devices.first().map(AsRef::as_ref))?;
     Ok(made.into_iter().map(Communicator).collect())
 }
 
@@ -148,7 +148,7 @@ fn warm_up(
     let together = |call: &'static str, each: &dyn Fn(usize, Communicator, CUstream) -> i32| {
         // A single thread launches for all ranks, which NCCL allows only within a group.
         // SAFETY: `group_start` has no arguments, and `group_end` is called once for it.
-        calls.said("ncclGroupStart", unsafe { (calls.group_start)() }, None)?;
+        calls.check("ncclGroupStart", unsafe { (calls.group_start)() }, None)?;
         let all = communicators.iter().zip(&streams).enumerate();
         let launched: Vec<i32> = all.map(|(rank, (one, stream))| each(rank, *one, stream.raw())).collect();
         // SAFETY: `group_end` has no arguments, and it is called once for each `group_start`.
@@ -156,8 +156,8 @@ fn warm_up(
         launched
             .into_iter()
             .zip(devices)
-            .try_for_each(|(result, device)| calls.said(call, result, Some(device.as_ref())))?;
-        calls.said("ncclGroupEnd", ended, devices.first().map(AsRef::as_ref))
+            .try_for_each(|(result, device)| calls.check(call, result, Some(device.as_ref())))?;
+        calls.check("ncclGroupEnd", ended, devices.first().map(AsRef::as_ref))
     };
     for size in FIRST.into_iter().chain([half]).map(|size| size.min(half)) {
         together("ncclAllReduce", &|rank, one, stream| {
@@ -181,11 +181,11 @@ fn warm_up(
     let began = Instant::now();
     while !ends.iter().all(Event::is_past) {
         if began.elapsed() > patience {
-            let said = format!("the first collectives did not complete within {} s", patience.as_secs_f64());
+            let message = format!("the first collectives did not complete within {} s", patience.as_secs_f64());
             // Without this call, the collectives would still wait for each other when
             // the streams are dropped.
-            shared.break_off(&[], said.clone());
-            return Err(DeviceError::Driver { call: "ncclAllReduce", said });
+            shared.abort(&[], message.clone());
+            return Err(DeviceError::Driver { call: "ncclAllReduce", message });
         }
         thread::park_timeout(Duration::from_millis(1));
     }

@@ -21,7 +21,7 @@ use bursar_budgets::DeviceError;
 use super::library::{Calls, Communicator, number};
 
 /// Number of checks within `patience`.
-const LOOKS: u32 = 10;
+const CHECKS_PER_PERIOD: u32 = 10;
 
 /// How long the thread waits for a rank to return from a launch. After this time, the thread aborts
 /// the rank's communicator during the launch.
@@ -133,20 +133,20 @@ impl Watch {
 impl Shared {
     /// Checks the ranks until [`Shared::end`] is called or until the link is broken.
     pub(super) fn watch(&self) {
-        let period = self.patience / LOOKS;
+        let period = self.patience / CHECKS_PER_PERIOD;
         let began = Instant::now();
         // For each rank: its number of launched collectives and the time of the check, both from
         // the last check in which the rank had advanced or was not behind the leading rank.
         let mut seen = vec![(0, began); self.ranks.len()];
         while !self.ends_after(period) {
             if let Some(error) = self.failure() {
-                self.break_off(&[], error);
+                self.abort(&[], error);
                 return;
             }
             // If all ranks have launched the same number, no rank lags behind, so a lost device
             // must be checked separately.
             if let Some(rank) = (self.lost)() {
-                self.break_off(&[rank], format!("the device of rank {rank} is lost"));
+                self.abort(&[rank], format!("the device of rank {rank} is lost"));
                 return;
             }
             let (came, now) = (self.came(), Instant::now());
@@ -203,13 +203,13 @@ impl Shared {
         let is_gone = |rank: &usize| self.ranks[*rank].is_gone.load(Ordering::Acquire);
         let what = if missing.iter().all(is_gone) { "is gone" } else { "did not join it in time" };
         let kept: Vec<usize> = gates.iter().filter(|(_, gate)| gate.is_some()).map(|(rank, _)| *rank).collect();
-        self.break_off(&kept, format!("rank {} {what}", names.join(", ")));
+        self.abort(&kept, format!("rank {} {what}", names.join(", ")));
         true
     }
 
     /// Ends the collectives of all ranks that are not in `kept`. During this call, the ranks in
     /// `kept` launch nothing and have no kernels that wait.
-    pub(super) fn break_off(&self, kept: &[usize], why: String) {
+    pub(super) fn abort(&self, kept: &[usize], why: String) {
         drop(self.broken.set(why));
         let ended = (0..self.ranks.len()).filter(|rank| !kept.contains(rank)).map(|rank| &self.ranks[rank]);
         let mut ended: Vec<_> = ended.map(|rank| (rank.lock_soon(), rank)).collect();

@@ -21,7 +21,7 @@ pub mod video_text;
 pub use deepstack_tower::{DeepstackConfig, DeepstackTower};
 pub use embedding_layout::EmbeddingLayout;
 pub use merger::{Merger, MergerSizes, Normed};
-pub use packed_images::{PackedImages, PatchPlaces, stretches};
+pub use packed_images::{PackedImages, PatchPlaces, packed_sequences};
 pub use patch_embedding::PatchEmbedding;
 pub use picture_shares::{exchange_rows, most_of_a_rank, share_out};
 pub use placeholder::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out};

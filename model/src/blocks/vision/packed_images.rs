@@ -7,7 +7,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
     ops::{
-        attention_packed::Stretches,
+        attention_packed::PackedSequences,
         patchify::{LAYOUT_NUMBERS, LEVEL_NUMBERS, PatchSize, Pixels},
     },
 };
@@ -154,10 +154,10 @@ impl PackedImages {
         scope.patchify(&pixels, self.patch, patches)
     }
 
-    /// Uploads one [stretch](stretches) of patches per picture. Each patch attends to all patches
+    /// Uploads one [sequence](packed_sequences) of patches per picture. Each patch attends to all patches
     /// of its picture.
-    pub fn frames<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Stretches<'s>, KernelError> {
-        stretches(scope, &self.frame_starts)
+    pub fn frames<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<PackedSequences<'s>, KernelError> {
+        packed_sequences(scope, &self.frame_starts)
     }
 
     /// The vision cache row of each embedding.
@@ -171,13 +171,16 @@ impl PackedImages {
     }
 }
 
-/// Uploads stretches, which are ranges of consecutive patches. Patches attend only to patches of
+/// Uploads packed sequences, which are ranges of consecutive patches. Patches attend only to patches of
 /// the same stretch. Stretch `s` has the patches `starts[s]..starts[s + 1]`.
-pub fn stretches<'s, B: Backend>(scope: &'s Scope<'_, B>, starts: &[u32]) -> Result<Stretches<'s>, KernelError> {
+pub fn packed_sequences<'s, B: Backend>(
+    scope: &'s Scope<'_, B>,
+    starts: &[u32],
+) -> Result<PackedSequences<'s>, KernelError> {
     let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]);
     let query_key_pairs = lengths.clone().map(|length| u64::from(length).pow(2)).sum();
     let longest = lengths.max().unwrap_or(0) as usize;
-    Ok(Stretches { starts: scope.upload([starts.len()], starts)?, longest, query_key_pairs })
+    Ok(PackedSequences { starts: scope.upload([starts.len()], starts)?, longest, query_key_pairs })
 }
 
 /// The row and the column of each patch of one frame, in the order of [`PackedImages::of`].

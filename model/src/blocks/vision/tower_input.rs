@@ -59,14 +59,15 @@ impl TowerInput {
             )));
         }
         let side = processor.tiling.map(|tiling| tiling.side as usize);
-        let told = |side: Option<usize>| side.map_or_else(|| "no tiles".to_owned(), |side| format!("tiles of {side}"));
+        let described =
+            |side: Option<usize>| side.map_or_else(|| "no tiles".to_owned(), |side| format!("tiles of {side}"));
         if side == self.tile {
             Ok(())
         } else {
             Err(ConfigError::Contradiction(format!(
                 "the model takes {}, but the {what} processor makes {}",
-                told(self.tile),
-                told(side)
+                described(self.tile),
+                described(side)
             )))
         }
     }

@@ -5,7 +5,7 @@
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
-    ops::{attention_packed::Stretches, gelu::Gelu, rotary::Rope},
+    ops::{attention_packed::PackedSequences, gelu::Gelu, rotary::Rope},
 };
 
 use crate::{
@@ -123,7 +123,7 @@ impl TowerLayer {
         &self,
         scope: &Scope<'_, B>,
         rotation: Option<Rotation<'_>>,
-        seen: &Stretches<'_>,
+        seen: &PackedSequences<'_>,
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         {

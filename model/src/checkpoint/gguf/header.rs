@@ -42,7 +42,7 @@ pub struct List<'f> {
 
 /// The entry of a tensor in the header.
 #[derive(Debug, PartialEq)]
-pub struct Listed<'f> {
+pub struct TensorEntry<'f> {
     pub name: &'f str,
     /// Slowest axis first, as everywhere in this crate. The file has the reverse order.
     pub shape: Vec<usize>,
@@ -55,7 +55,7 @@ pub struct Listed<'f> {
 #[derive(Debug)]
 pub struct Header<'f> {
     pub settings: BTreeMap<&'f str, Setting<'f>>,
-    pub tensors: Vec<Listed<'f>>,
+    pub tensors: Vec<TensorEntry<'f>>,
     /// The byte range of the list of tensors.
     pub listing: Range<usize>,
     /// The byte at which the tensors' data starts.
@@ -179,7 +179,7 @@ impl<'f> Cursor<'f> {
         Ok(List { kind, count, bytes: &self.file[start..self.at] })
     }
 
-    fn tensor(&mut self) -> Result<Listed<'f>, String> {
+    fn tensor(&mut self) -> Result<TensorEntry<'f>, String> {
         let (name, axes) = (self.text()?, self.u32()?);
         if !(1..=AXES_MAX).contains(&axes) {
             return Err(format!("the tensor {name} has {axes} axes; expected from 1 to {AXES_MAX}"));
@@ -191,7 +191,7 @@ impl<'f> Cursor<'f> {
             shape.push(extent(found).ok_or_else(|| format!("the tensor {name} has an axis of {found} elements"))?);
         }
         shape.reverse();
-        Ok(Listed { name, shape, kind: self.u32()?, offset: self.u64()? })
+        Ok(TensorEntry { name, shape, kind: self.u32()?, offset: self.u64()? })
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::header::{Header, Listed};
+use super::header::{Header, TensorEntry};
 use crate::checkpoint::stored::{BlockType, Stored, TensorType};
 
 /// The byte range of a tensor in the file. The range is empty for an unsupported type, because the
 /// size of its elements is not known.
-pub(super) fn bytes(tensor: &Listed<'_>, header: &Header<'_>, file_bytes: usize) -> Result<Range<usize>, String> {
-    let Listed { name, shape, offset, .. } = tensor;
+pub(super) fn bytes(tensor: &TensorEntry<'_>, header: &Header<'_>, file_bytes: usize) -> Result<Range<usize>, String> {
+    let TensorEntry { name, shape, offset, .. } = tensor;
     let start = usize::try_from(*offset).ok().and_then(|offset| header.data.checked_add(offset));
     let beyond = || format!("the tensor {name} reaches beyond the {file_bytes} bytes of the file");
     let start = start.filter(|start| *start <= file_bytes).ok_or_else(beyond)?;

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::config::Config;
-use super::header::{Header, Listed};
+use super::header::{Header, TensorEntry};
 use super::hybrid::DeltaHeads;
 use super::rope_factors;
 use super::settings::{GgufLayers, Settings};
 use super::storage::{bytes, matrices_type, stored, type_name};
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::shard::{Reading, StoredTensor, Unread};
+use crate::checkpoint::shard::{Reading, StoredTensor, UnsupportedStorage};
 use crate::checkpoint::stored::{Stored, TensorType};
 use crate::checkpoint::tensor_info::{Change, Order, Tiling};
 
@@ -121,11 +121,11 @@ impl<'h> Places<'h> {
     }
 
     /// The place of a tensor whose elements are read as they are.
-    pub fn place(&mut self, tensor: &Listed<'h>) -> Result<StoredTensor, String> {
+    pub fn place(&mut self, tensor: &TensorEntry<'h>) -> Result<StoredTensor, String> {
         let bytes = bytes(tensor, self.header, self.file_bytes)?;
         self.ranges.push((bytes.clone(), tensor.name));
         let stored = stored(tensor.kind).map(|stored| (stored, dtype(stored, tensor, self.matrices)));
-        let stored = stored.ok_or_else(|| Unread::Blocks(type_name(tensor.kind)));
+        let stored = stored.ok_or_else(|| UnsupportedStorage::Blocks(type_name(tensor.kind)));
         Ok(StoredTensor { stored, shape: tensor.shape.clone(), bytes, reading: Reading::default() })
     }
 
@@ -152,7 +152,7 @@ impl<'h> Places<'h> {
 
 /// The type that a tensor is read as. Vectors keep their type, because they are never fused with
 /// vectors of another type.
-fn dtype(stored: Stored, tensor: &Listed<'_>, matrices: TensorType) -> TensorType {
+fn dtype(stored: Stored, tensor: &TensorEntry<'_>, matrices: TensorType) -> TensorType {
     match stored {
         Stored::Plain(own) if tensor.shape.len() == 1 => own,
         _ => matrices,
@@ -160,7 +160,7 @@ fn dtype(stored: Stored, tensor: &Listed<'_>, matrices: TensorType) -> TensorTyp
 }
 
 /// The differences between a tensor in the file and in the model.
-fn reading(tensor: &Listed<'_>, part: &str, config: &Config) -> Result<Reading, String> {
+fn reading(tensor: &TensorEntry<'_>, part: &str, config: &Config) -> Result<Reading, String> {
     let mut reading = Reading::default();
     if config.architecture.layers == GgufLayers::PairedAttention {
         let heads = match part {
@@ -196,7 +196,7 @@ fn reading(tensor: &Listed<'_>, part: &str, config: &Config) -> Result<Reading, 
 
 /// Refuses rates of decay that have no logarithm, which the model would read as numbers that are
 /// not finite. llama.cpp stores vectors as F32.
-fn check_rates(settings: &Settings<'_>, tensor: &Listed<'_>, bytes: &[u8]) -> Result<(), CheckpointError> {
+fn check_rates(settings: &Settings<'_>, tensor: &TensorEntry<'_>, bytes: &[u8]) -> Result<(), CheckpointError> {
     if stored(tensor.kind) != Some(Stored::Plain(TensorType::F32)) {
         return Err(settings.refused(tensor.name, type_name(tensor.kind), "F32"));
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use self::pickle::{Node, Pickle, Value};
 use super::error::CheckpointError;
-use super::shard::{Content, Reading, Shard, StoredTensor, Unread};
+use super::shard::{Content, Reading, Shard, StoredTensor, UnsupportedStorage};
 use super::stored::{Stored, TensorType};
 
 /// Size limit of a pickle, enough for about 50,000 tensors. Each byte of a pickle may create a
@@ -108,7 +108,7 @@ impl State<'_> {
     }
 
     /// The type and the byte range of a storage.
-    fn storage(&self, node: Node) -> Option<(Result<TensorType, Unread>, Range<usize>)> {
+    fn storage(&self, node: Node) -> Option<(Result<TensorType, UnsupportedStorage>, Range<usize>)> {
         let Value::Storage(name) = *self.pickle.value(node) else { return None };
         let [_, class, key, ..] = *self.pickle.tuple(name)? else { return None };
         let Value::Global("torch", class) = *self.pickle.value(class) else { return None };
@@ -116,7 +116,7 @@ impl State<'_> {
             "FloatStorage" => Ok(TensorType::F32),
             "HalfStorage" => Ok(TensorType::F16),
             "BFloat16Storage" => Ok(TensorType::BF16),
-            other => Err(Unread::Type(other.to_owned())),
+            other => Err(UnsupportedStorage::Type(other.to_owned())),
         };
         let entry = format!("{}data/{}", self.folder, self.pickle.text(key)?);
         Some((dtype, self.entries.get(&*entry)?.clone()))

@@ -43,8 +43,8 @@ impl<'f> Pickle<'f> {
         let mut reader = Reader { bytes, at: 0, values: Vec::new(), stack: Vec::new(), memo: HashMap::new() };
         loop {
             let at = reader.at;
-            let told = |reason| format!("{reason} at byte {at} of its pickle");
-            if let Some(root) = reader.step().map_err(told)? {
+            let failed = |reason| format!("{reason} at byte {at} of its pickle");
+            if let Some(root) = reader.step().map_err(failed)? {
                 return Ok(Pickle { values: reader.values, root });
             }
         }

@@ -66,7 +66,7 @@ impl WeightQuantization {
 
     /// The scheme in which weights are quantized while they load; `None` for a choice that only
     /// names the checkpoint's format.
-    pub(super) fn scheme(self) -> Option<QuantizationScheme> {
+    pub(crate) fn scheme(self) -> Option<QuantizationScheme> {
         match self {
             WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(QuantizationScheme::ROW),
             WeightQuantization::Fp8PerBlock => Some(QuantizationScheme::BLOCK),

@@ -36,7 +36,7 @@ pub enum QuantizationError {
     Malformed { file: &'static str, reason: String },
     /// The checkpoint is already quantized in another way.
     #[error("quantization is {asked}, but the checkpoint is already quantized in another way ({found})")]
-    Twice {
+    AlreadyQuantized {
         asked: WeightQuantization,
         /// The name of the tool that quantized the checkpoint.
         found: &'static str,
@@ -51,7 +51,9 @@ impl Hint for QuantizationError {
 
     fn hint(&self) -> String {
         match self {
-            QuantizationError::Twice { .. } => "leave quantization out to use the checkpoint's own".to_owned(),
+            QuantizationError::AlreadyQuantized { .. } => {
+                "leave quantization out to use the checkpoint's own".to_owned()
+            }
             QuantizationError::Plain { .. } => {
                 let default = WeightQuantization::default();
                 format!("leave quantization out, or set it to {default} to round weights while they load")

@@ -54,13 +54,13 @@ pub(in crate::checkpoint) enum StoredFormat {
 #[derive(Clone, Debug)]
 pub enum WeightFormats {
     /// No weights are quantized.
-    Plain,
+    Unquantized,
     /// Some weights are packed integers in the checkpoint.
     Packed(PackedQuantization),
     /// Some weights are quantized in the checkpoint.
     Stored(StoredQuantization),
     /// The decoder's projections are quantized while they load.
-    Made(QuantizationScheme),
+    Requested(QuantizationScheme),
 }
 
 impl WeightFormats {
@@ -68,26 +68,26 @@ impl WeightFormats {
     /// `None` if no weights are quantized.
     pub fn name(&self) -> Option<&'static str> {
         match self {
-            WeightFormats::Plain => None,
+            WeightFormats::Unquantized => None,
             WeightFormats::Packed(packed) => Some(packed.method.name()),
             WeightFormats::Stored(stored) => Some(stored.method.name()),
-            WeightFormats::Made(scheme) => WeightQuantization::of(*scheme).map(WeightQuantization::name),
+            WeightFormats::Requested(scheme) => WeightQuantization::of(*scheme).map(WeightQuantization::name),
         }
     }
 
     /// Combines the format that a checkpoint has with the user's choice.
     ///
     /// # Errors
-    /// [`QuantizationError::Twice`] and [`QuantizationError::Plain`].
+    /// [`QuantizationError::AlreadyQuantized`] and [`QuantizationError::Plain`].
     pub(in crate::checkpoint) fn of(
         stored: Option<StoredFormat>,
         asked: Option<WeightQuantization>,
     ) -> Result<Self, QuantizationError> {
         let bits = if let Some(StoredFormat::Packed(packed)) = &stored { Some(packed.scheme.bits) } else { None };
         let (method, scheme, formats) = match (stored, asked) {
-            (None, None) => return Ok(WeightFormats::Plain),
+            (None, None) => return Ok(WeightFormats::Unquantized),
             (None, Some(asked)) => {
-                return asked.scheme().map(WeightFormats::Made).ok_or(QuantizationError::Plain { asked });
+                return asked.scheme().map(WeightFormats::Requested).ok_or(QuantizationError::Plain { asked });
             }
             (Some(StoredFormat::Scaled(stored)), _) => {
                 (stored.method, Some(stored.scheme), WeightFormats::Stored(stored))
@@ -95,7 +95,7 @@ impl WeightFormats {
             (Some(StoredFormat::Packed(packed)), _) => (packed.method, None, WeightFormats::Packed(packed)),
         };
         match asked.filter(|asked| !asked.names(method, scheme, bits)) {
-            Some(asked) => Err(QuantizationError::Twice { asked, found: method.name() }),
+            Some(asked) => Err(QuantizationError::AlreadyQuantized { asked, found: method.name() }),
             None => Ok(formats),
         }
     }

@@ -192,11 +192,11 @@ fn check_settings(config: &Map<String, Value>, layout: Layout) -> Result<(), Con
         ],
     };
     let ps_version = (layout == Layout::Released && !config.contains_key("ps_version")).then(|| json!("v1"));
-    let said = |key: &str| config.get(key).or(ps_version.as_ref().filter(|_| key == "ps_version"));
-    match supported.iter().find(|(key, wanted, _)| said(key).is_some_and(|found| found != wanted)) {
+    let stated = |key: &str| config.get(key).or(ps_version.as_ref().filter(|_| key == "ps_version"));
+    match supported.iter().find(|(key, wanted, _)| stated(key).is_some_and(|found| found != wanted)) {
         None => Ok(()),
         Some((key, _, supported)) => {
-            let value = said(key).map(Value::to_string).unwrap_or_default();
+            let value = stated(key).map(Value::to_string).unwrap_or_default();
             Err(ConfigError::Unsupported { field: (*key).to_owned(), value, supported })
         }
     }
@@ -230,13 +230,13 @@ fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<De
             supported: "qwen2, qwen3 and qwen3_moe",
         })
     })?;
-    let said = |part: &Map<String, Value>| part.get("tie_word_embeddings").map(bool::deserialize).transpose();
+    let stated = |part: &Map<String, Value>| part.get("tie_word_embeddings").map(bool::deserialize).transpose();
     let heads = ["lm_head.weight", "language_model.lm_head.weight"];
-    decoder.tied_embeddings = match said(&checkpoint.config)? {
+    decoder.tied_embeddings = match stated(&checkpoint.config)? {
         Some(is_tied) => is_tied,
         // A checkpoint that is only planned has no tensors to look up.
-        None if is_drawn(checkpoint) => said(text)?.unwrap_or(false),
-        None => !heads.iter().any(|head| checkpoint.tensors.contains(head)) && said(text)?.unwrap_or(true),
+        None if is_drawn(checkpoint) => stated(text)?.unwrap_or(false),
+        None => !heads.iter().any(|head| checkpoint.tensors.contains(head)) && stated(text)?.unwrap_or(true),
     };
     Ok(decoder)
 }
@@ -250,8 +250,8 @@ fn is_drawn(checkpoint: &Checkpoint) -> bool {
 /// vocabulary. A checkpoint that is only planned may have no vocabulary. In that case any id is
 /// acceptable.
 fn image_token(checkpoint: &Checkpoint, layout: Layout) -> Result<u32, ConfigError> {
-    let said = checkpoint.config.get("image_token_id").map(u32::deserialize).transpose()?;
-    match (said, layout) {
+    let stated = checkpoint.config.get("image_token_id").map(u32::deserialize).transpose()?;
+    match (stated, layout) {
         (Some(token), _) => Ok(token),
         (None, Layout::Converted) => Ok(151_667),
         (None, Layout::Released) => {
@@ -327,9 +327,9 @@ impl VisionConfig {
     fn check_counts(&self, config: &Map<String, Value>) -> Result<(), ConfigError> {
         let tokens = self.tile().tokens(self.merge);
         for (key, expected) in [("image_seq_length", tokens), ("force_image_size", self.image_size)] {
-            let said = config.get(key).map(Option::<usize>::deserialize).transpose()?.flatten();
-            if let Some(said) = said.filter(|said| *said != expected) {
-                let text = format!("{key} is {said}, but vision_config gives {expected}");
+            let stated = config.get(key).map(Option::<usize>::deserialize).transpose()?.flatten();
+            if let Some(stated) = stated.filter(|stated| *stated != expected) {
+                let text = format!("{key} is {stated}, but vision_config gives {expected}");
                 return Err(ConfigError::Contradiction(text));
             }
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
-    ops::{attention_packed::Stretches, gelu::Gelu},
+    ops::{attention_packed::PackedSequences, gelu::Gelu},
 };
 
 use super::{
@@ -15,7 +15,7 @@ use crate::{
     Depth,
     blocks::{
         decoder::Decoder,
-        vision::{LayerSizes, Merger, MergerSizes, Normed, PackedImages, PatchEmbedding, TowerLayer, stretches},
+        vision::{LayerSizes, Merger, MergerSizes, Normed, PackedImages, PatchEmbedding, TowerLayer, packed_sequences},
     },
     families::vision_language_model::Tower,
     flow::ResizedImage,
@@ -59,9 +59,9 @@ impl Rows {
     }
 
     /// Uploads the ranges of rows that attend to each other: one range per tile.
-    fn seen<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Stretches<'s>, KernelError> {
+    fn seen<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<PackedSequences<'s>, KernelError> {
         let starts: Vec<u32> = (0..=self.pictures).map(|tile| (tile * self.of_tile) as u32).collect();
-        stretches(scope, &starts)
+        packed_sequences(scope, &starts)
     }
 }
 

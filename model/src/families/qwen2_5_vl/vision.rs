@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
-    ops::{attention_packed::Stretches, gelu::Gelu, rms_norm::RmsNorm, rotary::Rope},
+    ops::{attention_packed::PackedSequences, gelu::Gelu, rms_norm::RmsNorm, rotary::Rope},
 };
 
 use super::{
@@ -14,7 +14,7 @@ use crate::{
     blocks::{
         decoder::Decoder,
         gated_mlp::GatedMlp,
-        vision::{NORM_EPSILON, PackedImages, Prefixes, stretches, tower_rope},
+        vision::{NORM_EPSILON, PackedImages, Prefixes, packed_sequences, tower_rope},
     },
     families::vision_language_model::Tower,
     flow::ResizedImage,
@@ -124,7 +124,7 @@ impl VisionTower {
         depth: Depth,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let windows = stretches(&scope, &batch.window_starts)?;
+        let windows = packed_sequences(&scope, &batch.window_starts)?;
         let frames = batch.packed.frames(&scope)?;
         for (index, layer) in self.layers[..depth.of(self.layers.len())].iter().enumerate() {
             let seen = if self.config.fullatt_block_indexes.contains(&index) { &frames } else { &windows };
@@ -177,7 +177,7 @@ impl Layer {
         heads: usize,
         rope: &Rope<'_>,
         positions: &Tensor<'_>,
-        seen: &Stretches<'_>,
+        seen: &PackedSequences<'_>,
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         {

@@ -30,7 +30,7 @@ impl DeepstackFamily for Family {
         let mut decoder = DecoderConfig::read("text_config.", text, &of_class)?;
         if let Some(mixture) = &mut decoder.mixture {
             // The model always renormalizes, whatever the file says (`modeling_qwen3_vl_moe.py`).
-            mixture.renormalised = true;
+            mixture.renormalized = true;
         }
         Ok(decoder)
     }

@@ -66,11 +66,11 @@ fn thirty_two_bit_bmps_follow_their_masks_and_alpha() {
     let opaque = shown(|x, y| [2, 1, 0].map(|channel| bytes(x, y)[channel]));
     assert_pixels("plain", bmp(40, 32, 0, &[], &[], &pixels), &opaque);
     assert_pixels("masks", bmp(52, 32, 3, &[0xff_0000, 0xff00, 0xff], &[], &pixels), &opaque);
-    let on_white = |level: u8, alpha: u8| {
+    let blend_with_white = |level: u8, alpha: u8| {
         let share = f64::from(alpha) / 255.0;
         (f64::from(level) * share + 255.0 * (1.0 - share)).round() as u8
     };
-    let clear = shown(|x, y| [2, 1, 0].map(|channel| on_white(bytes(x, y)[channel], bytes(x, y)[3])));
+    let clear = shown(|x, y| [2, 1, 0].map(|channel| blend_with_white(bytes(x, y)[channel], bytes(x, y)[3])));
     for header_bytes in [56, 108, 124] {
         let masks = [0xff_0000, 0xff00, 0xff, 0xff00_0000];
         assert_pixels(&format!("alpha, {header_bytes}"), bmp(header_bytes, 32, 3, &masks, &[], &pixels), &clear);
@@ -87,9 +87,9 @@ fn palette_and_os2_bmps_are_read_in_every_depth() {
                 .for_each(|x| row[x * bits / 8] |= (index(x as u32, y) << (8 - bits - x * bits % 8)) as u8);
             row
         });
-        let colour = |index: usize| [(index * 3) as u8, 255 - index as u8, index as u8 ^ 0x55];
-        let expected = shown(|x, y| colour(index(x, y)));
-        let blue_first = |index: usize| colour(index).into_iter().rev();
+        let color = |index: usize| [(index * 3) as u8, 255 - index as u8, index as u8 ^ 0x55];
+        let expected = shown(|x, y| color(index(x, y)));
+        let blue_first = |index: usize| color(index).into_iter().rev();
         let palette: Vec<u8> = (0..1 << bits).flat_map(blue_first).collect();
         assert_pixels(&format!("OS/2 1, {bits}"), bmp_of_os2(bits as u16, &palette, &pixels), &expected);
         let palette: Vec<u8> = (0..1 << bits).flat_map(|index| blue_first(index).chain([0])).collect();

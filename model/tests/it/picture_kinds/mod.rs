@@ -67,9 +67,9 @@ fn zlib(content: &[u8]) -> Vec<u8> {
 }
 
 /// A PNG of `scene`'s size: its rows without filters, and chunks before them.
-fn png(bits: u8, colour: u8, chunks: &[Vec<u8>], rows: &[Vec<u8>]) -> Vec<u8> {
+fn png(bits: u8, color: u8, chunks: &[Vec<u8>], rows: &[Vec<u8>]) -> Vec<u8> {
     let size = [WIDTH.to_be_bytes(), HEIGHT.to_be_bytes()].concat();
-    let header = chunk(b"IHDR", &[&size[..], &[bits, colour, 0, 0, 0]].concat());
+    let header = chunk(b"IHDR", &[&size[..], &[bits, color, 0, 0, 0]].concat());
     let rows: Vec<u8> = rows.iter().flat_map(|row| [&[0][..], row].concat()).collect();
     [b"\x89PNG\r\n\x1a\n", &header[..], &chunks.concat(), &chunk(b"IDAT", &zlib(&rows)), &chunk(b"IEND", b"")].concat()
 }

@@ -160,10 +160,10 @@ fn tiffs_of_few_bits_are_scaled_to_all_levels() {
 #[test]
 fn tiff_palettes_of_every_depth_are_read() {
     for bits in [1_u32, 2, 4, 8] {
-        let colours = 1_u16 << bits;
+        let colors = 1_u16 << bits;
         let level = |index: u16, channel: u16| index.wrapping_mul(40_503).wrapping_add(channel * 20_011);
-        let map: Vec<u16> = (0..3).flat_map(|channel| (0..colours).map(move |index| level(index, channel))).collect();
-        let index = |x: u32, y: u32| ((x + y * 7) % u32::from(colours)) as u16;
+        let map: Vec<u16> = (0..3).flat_map(|channel| (0..colors).map(move |index| level(index, channel))).collect();
+        let index = |x: u32, y: u32| ((x + y * 7) % u32::from(colors)) as u16;
         let row = |y: u32| -> Vec<u8> {
             let mut row = vec![0; (WIDTH * bits).div_ceil(8) as usize];
             let shift = |x: u32| 8 - bits - x * bits % 8;
@@ -181,7 +181,7 @@ fn alpha(x: u32, y: u32) -> u8 {
     (x * 7 + y * 3) as u8
 }
 
-fn on_white(level: u8, alpha: u8) -> u8 {
+fn blend_with_white(level: u8, alpha: u8) -> u8 {
     let share = f64::from(alpha) / 255.0;
     (f64::from(level) * share + 255.0 * (1.0 - share)).round() as u8
 }
@@ -190,7 +190,7 @@ fn on_white(level: u8, alpha: u8) -> u8 {
 fn tiff_alpha_of_gray_and_palettes_is_shown_on_white() {
     let level = |x: u32, y: u32| (x * 5 + y) as u8;
     let grey_alpha = samples(|x, y| vec![level(x, y), alpha(x, y)]);
-    let expected = grey(|x, y| on_white(level(x, y), alpha(x, y)));
+    let expected = grey(|x, y| blend_with_white(level(x, y), alpha(x, y)));
     let tags: [(u16, &[u16]); 4] = [(258, &[8, 8]), (262, &[1]), (277, &[2]), (338, &[2])];
     assert_pixels("grey", tiff(PLAIN, &tags, std::slice::from_ref(&grey_alpha)), &expected);
     let planes = [samples(|x, y| vec![level(x, y)]), samples(|x, y| vec![alpha(x, y)])];
@@ -213,7 +213,7 @@ fn premultiplied_tiff_alpha_is_divided_before_compositing_on_white() {
     let divided = |level: u8, alpha: u8| (u32::from(level) * 255).checked_div(alpha.into()).unwrap_or(0).min(255) as u8;
     let expected = shown(|x, y| {
         let alpha = alpha(x, y);
-        multiplied(x, y).map(|level| on_white(divided(level, alpha), alpha))
+        multiplied(x, y).map(|level| blend_with_white(divided(level, alpha), alpha))
     });
     let pixels = samples(|x, y| [&multiplied(x, y)[..], &[alpha(x, y)]].concat());
     let tags: [(u16, &[u16]); 4] = [(258, &[8; 4]), (262, &[2]), (277, &[4]), (338, &[1])];

@@ -9,7 +9,7 @@ fn alpha(x: u32, y: u32) -> u8 {
 }
 
 /// The nearest level, computed with real numbers.
-fn on_white(level: u8, alpha: u8) -> u8 {
+fn blend_with_white(level: u8, alpha: u8) -> u8 {
     let share = f64::from(alpha) / 255.0;
     (f64::from(level) * share + 255.0 * (1.0 - share)).round() as u8
 }
@@ -25,7 +25,7 @@ fn clear() -> RgbaImage {
 fn shown(clear: &RgbaImage) -> RgbImage {
     RgbImage::from_fn(WIDTH, HEIGHT, |x, y| {
         let Rgba([red, green, blue, alpha]) = *clear.get_pixel(x, y);
-        Rgb([red, green, blue].map(|level| on_white(level, alpha)))
+        Rgb([red, green, blue].map(|level| blend_with_white(level, alpha)))
     })
 }
 
@@ -44,20 +44,20 @@ fn rgb_with_alpha_is_shown_on_white_in_every_format() {
 #[test]
 fn grey_with_alpha_is_shown_on_white() {
     let grey = image::GrayAlphaImage::from_fn(WIDTH, HEIGHT, |x, y| LumaA([(x * 5 + y) as u8, alpha(x, y)]));
-    let expected = RgbImage::from_fn(WIDTH, HEIGHT, |x, y| Rgb([on_white((x * 5 + y) as u8, alpha(x, y)); 3]));
+    let expected = RgbImage::from_fn(WIDTH, HEIGHT, |x, y| Rgb([blend_with_white((x * 5 + y) as u8, alpha(x, y)); 3]));
     assert_pixels("PNG", encoded(grey, ImageFormat::Png), &expected);
 }
 
 #[test]
 fn a_palette_with_alpha_is_shown_on_white() {
-    let colours: Vec<[u8; 3]> = (0..200u8).map(|index| [index, 255 - index, index / 2]).collect();
+    let colors: Vec<[u8; 3]> = (0..200u8).map(|index| [index, 255 - index, index / 2]).collect();
     let alphas: Vec<u8> = (0..150u8).map(|index| index.wrapping_mul(5)).collect();
     let index = |x: u32, y: u32| ((x * 3 + y * 7) % 200) as usize;
     let rows: Vec<Vec<u8>> = (0..HEIGHT).map(|y| (0..WIDTH).map(|x| index(x, y) as u8).collect()).collect();
-    let chunks = [chunk(b"PLTE", colours.as_flattened()), chunk(b"tRNS", &alphas)];
+    let chunks = [chunk(b"PLTE", colors.as_flattened()), chunk(b"tRNS", &alphas)];
     let expected = RgbImage::from_fn(WIDTH, HEIGHT, |x, y| {
         let alpha = alphas.get(index(x, y)).copied().unwrap_or(255); // colors without alpha are opaque
-        Rgb(colours[index(x, y)].map(|level| on_white(level, alpha)))
+        Rgb(colors[index(x, y)].map(|level| blend_with_white(level, alpha)))
     });
     assert_pixels("PNG", png(8, 3, &chunks, &rows), &expected);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bursar::{Chat, ModelHandle};
 
-use super::{request::Fields, store::Said, tools::Tools, turns};
+use super::{request::Fields, store::HeldTurn, tools::Tools, turns};
 use crate::{
     body::BodyPermit,
     draft_message::{self, MediaFields},
@@ -14,19 +14,19 @@ use crate::{
     state::Shared,
 };
 
-/// Builds the chat. The last entry of `said` is the input of this request; the entries before it
+/// Builds the chat. The last entry of `turns` is the input of this request; the entries before it
 /// are the conversation that the request continues.
 pub(super) async fn chat(
     fields: &Fields,
     tools: &mut Tools,
-    said: &[Arc<Said>],
+    turns: &[Arc<HeldTurn>],
     model: &ModelHandle,
     shared: &Shared,
     room: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
-    let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
-    let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
-    let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
+    let (now, before) = turns.split_last().map_or((None, turns), |(now, before)| (Some(now), before));
+    let before = before.iter().flat_map(|turn| &turn.items).map(|item| ("previous_response_id".to_owned(), item));
+    let now = now.iter().flat_map(|turn| &turn.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
     let drafts = turns::drafts(fields.instructions.as_deref(), before.chain(now))?;
     let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;

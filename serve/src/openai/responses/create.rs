@@ -10,7 +10,7 @@ use super::{
     encoder::ResponseEncoder,
     request::{Fields, ResponsesRequest},
     run::{Keeping, Run},
-    store::Said,
+    store::HeldTurn,
     tools::Tools,
 };
 use crate::{
@@ -30,11 +30,11 @@ pub(crate) async fn create(
     let (name, model) = shared.models.ready(fields.model.as_deref())?;
     fields.check()?;
     let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
-    let mut said = before(&fields, &shared, &client)?;
+    let mut turns = before(&fields, &shared, &client)?;
     let OneOrMany(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
-    said.push(shared.responses.said(items, bytes));
+    turns.push(shared.responses.hold(items, bytes));
     let mut held = client.hold(1, room)?;
-    let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
+    let (chat, places) = chat::chat(&fields, &mut tools, &turns, &model, &shared, held.room()).await?;
     let chat = client.header_params().apply(chat.priority(fields.priority));
     let refused = |error| places.error(error).renamed(&NAMES);
     let reply = shared.served(model.chat(chat).await.map_err(refused)?);
@@ -48,10 +48,10 @@ pub(crate) async fn create(
                 ApiError::full("the limit of responses in the background is reached").code("responses_exhausted");
             return Err(error.hint("poll one until it ends, or cancel one"));
         }
-        let kept = shared.responses.keep(client.key(), said, response);
+        let kept = shared.responses.keep(client.key(), turns, response);
         return Ok(run(Keeping::Now(kept.clone())).in_background(reply, &kept, is_streamed));
     }
-    let keeping = if fields.is_stored() { Keeping::Later { owner: client.key(), said } } else { Keeping::No };
+    let keeping = if fields.is_stored() { Keeping::Later { owner: client.key(), turns } } else { Keeping::No };
     if is_streamed { Ok(run(keeping).streamed(reply)) } else { run(keeping).whole(reply).await.map_err(refused) }
 }
 
@@ -65,22 +65,22 @@ pub(crate) async fn input_tokens(
     let (_, model) = shared.models.ready(fields.model.as_deref())?;
     fields.check()?;
     let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
-    let mut said = before(&fields, &shared, &client)?;
+    let mut turns = before(&fields, &shared, &client)?;
     let items = fields.input.take().map(|items| items.0).unwrap_or_default();
-    said.push(shared.responses.said(items, bytes));
+    turns.push(shared.responses.hold(items, bytes));
     // The memory stays reserved until the prompt is rendered.
     let mut room = Some(room);
-    let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, &mut room).await?;
+    let (chat, places) = chat::chat(&fields, &mut tools, &turns, &model, &shared, &mut room).await?;
     let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.token_ids.len()})))
 }
 
 /// Returns the conversation that the request continues (`previous_response_id`).
-fn before(fields: &Fields, shared: &Shared, client: &Client) -> Result<Vec<Arc<Said>>, ApiError> {
+fn before(fields: &Fields, shared: &Shared, client: &Client) -> Result<Vec<Arc<HeldTurn>>, ApiError> {
     let Some(id) = &fields.previous_response_id else { return Ok(Vec::new()) };
-    let refused = |told: &str, code, hint: &str| {
-        let told = format!("the response `{}` {told}", shortened(id));
-        ApiError::invalid("previous_response_id", told).code(code).hint(hint)
+    let refused = |message: &str, code, hint: &str| {
+        let message = format!("the response `{}` {message}", shortened(id));
+        ApiError::invalid("previous_response_id", message).code(code).hint(hint)
     };
     let kept = shared.responses.find(client.key(), id).ok_or_else(|| {
         let hint = "responses are kept in memory, and the oldest are dropped; send the whole conversation as `input`";

@@ -102,8 +102,8 @@ impl ResponseEncoder {
 
     /// Converts one event of the reply to events of the stream. Returns `true` if the stream ends
     /// after them.
-    pub(super) fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
-        let told = match heard {
+    pub(super) fn encode(&mut self, event: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
+        let events = match event {
             Ok(ChatEvent::Text(text)) => self.piece("msg_", Kind::Message, &text),
             Ok(ChatEvent::Reasoning(text)) => self.piece("rs_", Kind::Reasoning, &text),
             Ok(ChatEvent::ToolCall(ToolCallEvent::Begin { id, name, .. })) => {
@@ -117,27 +117,27 @@ impl ResponseEncoder {
             Ok(_) => Vec::new(),
             Err(error) => return (self.fail(error), true),
         };
-        (told, false)
+        (events, false)
     }
 
     fn piece(&mut self, prefix: &str, kind: Kind, text: &str) -> Vec<Value> {
         let same = |open: &Open| std::mem::discriminant(&open.kind) == std::mem::discriminant(&kind);
-        let mut told = if self.open.as_ref().is_some_and(same) { Vec::new() } else { self.open(prefix, kind) };
-        told.extend(self.delta(text));
-        told
+        let mut events = if self.open.as_ref().is_some_and(same) { Vec::new() } else { self.open(prefix, kind) };
+        events.extend(self.delta(text));
+        events
     }
 
     fn open(&mut self, prefix: &str, kind: Kind) -> Vec<Value> {
-        let mut told = self.close(true);
+        let mut events = self.close(true);
         let open = Open { kind, id: id::fresh(prefix), text: String::new() };
         let added = json!({"output_index": self.output.len(), "item": open.item("in_progress", false)});
-        told.push(self.event("response.output_item.added", added));
+        events.push(self.event("response.output_item.added", added));
         if open.has_parts() {
             let part = json!({"part": open.part(""), "content_index": 0});
-            told.push(self.of_item(&open, "response.content_part.added", part));
+            events.push(self.of_item(&open, "response.content_part.added", part));
         }
         self.open = Some(open);
-        told
+        events
     }
 
     fn delta(&mut self, text: &str) -> Vec<Value> {
@@ -148,35 +148,35 @@ impl ResponseEncoder {
             self.open = Some(open);
             return Vec::new();
         }
-        let told = self.of_item(&open, &format!("{}.delta", open.name()), placed(&open, json!({"delta": text})));
+        let events = self.of_item(&open, &format!("{}.delta", open.name()), placed(&open, json!({"delta": text})));
         self.open = Some(open);
-        vec![told]
+        vec![events]
     }
 
     fn close(&mut self, is_whole: bool) -> Vec<Value> {
         let Some(open) = self.open.take() else { return Vec::new() };
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         let done = format!("{}.done", open.name());
         if open.is_custom() {
             let input = open.input();
-            told.push(self.of_item(&open, &format!("{}.delta", open.name()), json!({"delta": input})));
-            told.push(self.of_item(&open, &done, json!({"input": input})));
+            events.push(self.of_item(&open, &format!("{}.delta", open.name()), json!({"delta": input})));
+            events.push(self.of_item(&open, &done, json!({"input": input})));
         } else if let Kind::Call { of, .. } = &open.kind {
-            told.push(self.of_item(&open, &done, json!({"name": of.name, "arguments": open.text})));
+            events.push(self.of_item(&open, &done, json!({"name": of.name, "arguments": open.text})));
         } else {
-            told.push(self.of_item(&open, &done, placed(&open, json!({"text": open.text}))));
+            events.push(self.of_item(&open, &done, placed(&open, json!({"text": open.text}))));
             let part = json!({"part": open.part(&open.text), "content_index": 0});
-            told.push(self.of_item(&open, "response.content_part.done", part));
+            events.push(self.of_item(&open, "response.content_part.done", part));
         }
         let item = open.item(if is_whole { "completed" } else { "incomplete" }, true);
-        told.push(self.event("response.output_item.done", json!({"output_index": self.output.len(), "item": item})));
+        events.push(self.event("response.output_item.done", json!({"output_index": self.output.len(), "item": item})));
         self.output.push(item);
-        told
+        events
     }
 
     fn end(&mut self, finish: FinishReason, usage: Usage) -> Vec<Value> {
         let is_cut = finish == FinishReason::Length;
-        let mut told = self.close(!is_cut);
+        let mut events = self.close(!is_cut);
         self.response["usage"] = json!({
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -187,24 +187,24 @@ impl ResponseEncoder {
         if is_cut {
             self.response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
-        told.push(self.last(if is_cut { "incomplete" } else { "completed" }));
-        told
+        events.push(self.last(if is_cut { "incomplete" } else { "completed" }));
+        events
     }
 
     fn fail(&mut self, error: ChatError) -> Vec<Value> {
-        let mut told = self.close(false);
+        let mut events = self.close(false);
         let message = ApiError::from(error).body(Shape::OpenAi)["error"]["message"].take();
         self.response["error"] = json!({"code": "server_error", "message": message});
-        told.push(self.last("failed"));
-        told
+        events.push(self.last("failed"));
+        events
     }
 
     /// Returns the events after the client has cancelled the response. OpenAI defines no event for
     /// a cancellation, so the last event's name follows the pattern of the other names.
     pub(super) fn cancel(&mut self) -> Vec<Value> {
-        let mut told = self.close(false);
-        told.push(self.last("cancelled"));
-        told
+        let mut events = self.close(false);
+        events.push(self.last("cancelled"));
+        events
     }
 
     fn last(&mut self, status: &str) -> Value {
@@ -248,15 +248,15 @@ fn placed(open: &Open, mut fields: Value) -> Value {
 mod tests {
     use super::*;
 
-    fn told(encoder: &mut ResponseEncoder, heard: Vec<ChatEvent>) -> Vec<Value> {
-        heard.into_iter().flat_map(|heard| encoder.told(Ok(heard)).0).collect()
+    fn encode(encoder: &mut ResponseEncoder, events: Vec<ChatEvent>) -> Vec<Value> {
+        events.into_iter().flat_map(|event| encoder.encode(Ok(event)).0).collect()
     }
 
     #[test]
     fn each_output_item_is_added_streamed_and_done_in_order() {
         let mut encoder = ResponseEncoder::new(json!({"id": "resp_1"}), Tools::default());
         let mut events = encoder.begin();
-        events.extend(told(
+        events.extend(encode(
             &mut encoder,
             vec![
                 ChatEvent::Reasoning("hm".to_owned()),
@@ -268,7 +268,8 @@ mod tests {
                 ChatEvent::done("yes", FinishReason::ToolCalls, Usage::default()),
             ],
         ));
-        let kinds: Vec<_> = events.iter().filter_map(|told| told["type"].as_str()?.strip_prefix("response.")).collect();
+        let kinds: Vec<_> =
+            events.iter().filter_map(|event| event["type"].as_str()?.strip_prefix("response.")).collect();
         assert_eq!(
             kinds,
             [
@@ -294,7 +295,7 @@ mod tests {
                 "completed",
             ]
         );
-        let numbers: Vec<_> = events.iter().filter_map(|told| told["sequence_number"].as_u64()).collect();
+        let numbers: Vec<_> = events.iter().filter_map(|event| event["sequence_number"].as_u64()).collect();
         assert!(numbers.iter().copied().eq(0..20), "{numbers:?}");
         assert_eq!(events[9]["output_index"], 1);
         assert_eq!(encoder.response["output"][1]["content"][0]["text"], "yes");
@@ -314,8 +315,8 @@ mod tests {
             let arguments = ToolCallEvent::Arguments { index, json: json.to_owned() };
             [begin, arguments, ToolCallEvent::End { index, is_whole: true }].map(ChatEvent::ToolCall)
         };
-        let heard = [call(0, "patch", r#"{"input": "a\nb"}"#), call(1, "agents__wait", "{}")].concat();
-        let events = told(&mut encoder, heard);
+        let event = [call(0, "patch", r#"{"input": "a\nb"}"#), call(1, "agents__wait", "{}")].concat();
+        let events = encode(&mut encoder, event);
         let input = |event: &Value| event["type"].as_str().unwrap_or_default().contains("custom_tool_call_input");
         let inputs: Vec<_> = events.iter().filter(|event| input(event)).collect();
         assert_eq!(inputs.len(), 2, "{events:?}");
@@ -335,7 +336,7 @@ mod tests {
     #[test]
     fn a_truncated_reply_is_incomplete_and_a_broken_reply_failed() {
         let mut cut = ResponseEncoder::new(json!({}), Tools::default());
-        let events = told(
+        let events = encode(
             &mut cut,
             vec![ChatEvent::Text("ye".to_owned()), ChatEvent::done("ye", FinishReason::Length, Usage::default())],
         );
@@ -343,7 +344,7 @@ mod tests {
         assert_eq!(cut.response["incomplete_details"]["reason"], "max_output_tokens");
         assert_eq!(cut.response["output"][0]["status"], "incomplete");
         let mut broken = ResponseEncoder::new(json!({}), Tools::default());
-        let (events, is_last) = broken.told(Err(ChatError::Stopped { reason: "it died".into() }));
+        let (events, is_last) = broken.encode(Err(ChatError::Stopped { reason: "it died".into() }));
         assert!(is_last);
         assert_eq!(events[0]["response"]["error"]["code"], "server_error");
     }

@@ -55,9 +55,9 @@ impl From<String> for Item {
 
 impl Item {
     /// JSON of the item for clients, with this id.
-    pub(super) fn told(&self, id: &str) -> Value {
-        let mut told = json!(self);
-        if let Some(fields) = told.as_object_mut() {
+    pub(super) fn listed(&self, id: &str) -> Value {
+        let mut listed = json!(self);
+        if let Some(fields) = listed.as_object_mut() {
             fields.retain(|_, value| !value.is_null());
             fields.insert("id".to_owned(), id.into());
             fields.entry("type").or_insert_with(|| "message".into());
@@ -66,6 +66,6 @@ impl Item {
                 parts.filter_map(Value::as_object_mut).for_each(|part| part.retain(|_, value| !value.is_null()));
             }
         }
-        told
+        listed
     }
 }

@@ -76,7 +76,7 @@ impl Fields {
 
     /// Rejects unsupported fields that would change the reply. The error names the field.
     pub(super) fn check(&self) -> Result<(), ApiError> {
-        let refused = |param: &str, told: &str, hint: &str| Err(ApiError::invalid(param, told).hint(hint));
+        let refused = |param: &str, message: &str, hint: &str| Err(ApiError::invalid(param, message).hint(hint));
         let has_scores = self.include.iter().flatten().any(|included| included == "message.output_text.logprobs");
         if has_scores || self.top_logprobs.unwrap_or_default() > 0 {
             let hint = "use POST /v1/chat/completions with `logprobs`";
@@ -100,8 +100,8 @@ impl Fields {
             );
         }
         if self.is_in_background() && !self.is_stored() {
-            let told = "background responses are always stored, but `store` is false";
-            return refused("store", told, "leave `store` out, or set it to true");
+            let message = "background responses are always stored, but `store` is false";
+            return refused("store", message, "leave `store` out, or set it to true");
         }
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Fields {
             "tools": self.tools.as_deref().unwrap_or_default(), "truncation": "disabled", "top_logprobs": 0,
             "tool_choice": self.tool_choice.clone().unwrap_or_else(|| "auto".into()),
             "text": {"format": self.text.as_ref().and_then(|text| text.format.clone()).unwrap_or(plain)},
-            "reasoning": {"effort": self.reasoning.as_ref().and_then(|told| told.effort.clone()), "summary": null},
+            "reasoning": {"effort": self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()), "summary": null},
             "metadata": self.metadata.clone().unwrap_or_default(), "service_tier": "default", "user": null,
         })
     }

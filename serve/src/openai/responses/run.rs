@@ -14,9 +14,9 @@ use tracing::{Instrument, Span};
 
 use super::{
     encoder::ResponseEncoder,
-    store::{Said, StoredResponse},
+    store::{HeldTurn, StoredResponse},
 };
-use crate::{access, guard::Held, openai::usage::UsageTold, sse, state::Shared};
+use crate::{access, guard::Held, openai::usage::UsageBody, sse, state::Shared};
 
 /// Maximum number of events that are queued for a client that watches a background response.
 const AHEAD: usize = 64;
@@ -34,46 +34,46 @@ pub(super) enum Keeping {
     /// The response is stored when it has ended.
     Later {
         owner: Option<usize>,
-        said: Vec<Arc<Said>>,
+        turns: Vec<Arc<HeldTurn>>,
     },
     /// The response is stored before it starts, so that clients can poll and cancel it.
     Now(Arc<StoredResponse>),
 }
 
 impl Run {
-    fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
-        if let Ok(ChatEvent::Done { usage, .. }) = &heard {
-            self.held.used(UsageTold::of([*usage]));
+    fn encode(&mut self, event: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
+        if let Ok(ChatEvent::Done { usage, .. }) = &event {
+            self.held.used(UsageBody::of([*usage]));
         }
-        let (told, is_last) = self.encoder.told(heard);
+        let (events, is_last) = self.encoder.encode(event);
         if is_last {
             // Store the response before the client receives its end, so that the client can
             // continue the conversation at once.
             self.end();
         }
-        (told, is_last)
+        (events, is_last)
     }
 
     fn end(&mut self) {
         self.held = Held::default();
-        let (store, told) = (&self.shared.responses, &self.encoder.response);
+        let (store, response) = (&self.shared.responses, &self.encoder.response);
         match std::mem::replace(&mut self.keeping, Keeping::No) {
             Keeping::No => {}
-            Keeping::Later { owner, said } => {
-                let mut running = told.clone();
+            Keeping::Later { owner, turns } => {
+                let mut running = response.clone();
                 running["status"] = "in_progress".into();
-                let kept = store.keep(owner, said, running);
-                store.ended(&kept, told);
+                let kept = store.keep(owner, turns, running);
+                store.ended(&kept, response);
             }
-            Keeping::Now(kept) => store.ended(&kept, told),
+            Keeping::Now(kept) => store.ended(&kept, response),
         }
     }
 
     /// Waits for the whole response. Dropping the future, as on a client
     /// disconnect, cancels the reply.
     pub(super) async fn whole(mut self, mut reply: Reply) -> Result<Response, ChatError> {
-        while let Some(heard) = reply.next().await {
-            if self.told(Ok(heard?)).1 {
+        while let Some(event) = reply.next().await {
+            if self.encode(Ok(event?)).1 {
                 break;
             }
         }
@@ -83,9 +83,9 @@ impl Run {
     pub(super) fn streamed(mut self, reply: Reply) -> Response {
         let keep_alive = self.shared.options.keep_alive;
         let greetings: Vec<Event> = self.encoder.begin().iter().map(sse::typed).collect();
-        let events = sse::told(reply, self, |run, heard| {
-            let (told, is_last) = run.told(heard);
-            (told.iter().map(sse::typed).collect(), is_last)
+        let events = sse::encoded(reply, self, |run, event| {
+            let (events, is_last) = run.encode(event);
+            (events.iter().map(sse::typed).collect(), is_last)
         });
         sse::response(stream::iter(greetings).chain(events), keep_alive)
     }
@@ -95,7 +95,7 @@ impl Run {
     pub(super) fn in_background(mut self, reply: Reply, kept: &Arc<StoredResponse>, is_streamed: bool) -> Response {
         let keep_alive = self.shared.options.keep_alive;
         let greetings: Vec<Event> = self.encoder.begin().iter().map(sse::typed).collect();
-        let answer = Json(kept.told()).into_response();
+        let answer = Json(kept.response()).into_response();
         let (sender, events) = mpsc::channel(AHEAD);
         let watched = self.watched(reply, kept.clone(), is_streamed.then_some(sender));
         tokio::spawn(watched.instrument(Span::current()));
@@ -109,11 +109,11 @@ impl Run {
 
     async fn watched(mut self, mut reply: Reply, kept: Arc<StoredResponse>, mut watcher: Option<mpsc::Sender<Event>>) {
         loop {
-            let (told, is_last) = tokio::select! {
+            let (events, is_last) = tokio::select! {
                 biased;
                 () = kept.stopped() => (self.encoder.cancel(), true),
-                heard = reply.next() => match heard {
-                    Some(heard) => self.told(heard),
+                event = reply.next() => match event {
+                    Some(event) => self.encode(event),
                     None => return,
                 },
             };
@@ -122,18 +122,18 @@ impl Run {
                 // A cancelled reply must release its resources before this task waits
                 // for a slow client.
                 drop((reply, std::mem::take(&mut self.held)));
-                return watch(&told, &mut watcher).await;
+                return watch(&events, &mut watcher).await;
             }
-            watch(&told, &mut watcher).await;
+            watch(&events, &mut watcher).await;
         }
     }
 }
 
 /// Sends events to the client that watches, until it disconnects.
-async fn watch(told: &[Value], watcher: &mut Option<mpsc::Sender<Event>>) {
-    for told in told {
+async fn watch(events: &[Value], watcher: &mut Option<mpsc::Sender<Event>>) {
+    for event in events {
         if let Some(sender) = watcher
-            && sender.send(sse::typed(told)).await.is_err()
+            && sender.send(sse::typed(event)).await.is_err()
         {
             *watcher = None;
         }

@@ -32,23 +32,23 @@ pub(crate) struct StoredResponse {
     /// Index of the client's key. Other keys cannot see the response.
     owner: Option<usize>,
     /// The conversation before the answer. The last entry is the input of this request.
-    said: Vec<Arc<Said>>,
+    turns: Vec<Arc<HeldTurn>>,
     state: Mutex<State>,
     stopped: Notify,
 }
 
 struct State {
-    told: Value,
-    answer: Option<Arc<Said>>,
+    response: Value,
+    answer: Option<Arc<HeldTurn>>,
 }
 
 /// Items that several responses may share.
-pub(crate) struct Said {
+pub(crate) struct HeldTurn {
     pub(super) items: Vec<Item>,
     held: Held,
 }
 
-/// Size of a [`Said`] in bytes. The size counts towards the total from when a response first stores
+/// Size of a [`HeldTurn`] in bytes. The size counts towards the total from when a response first stores
 /// the items until the items are dropped.
 struct Held {
     bytes: usize,
@@ -83,8 +83,8 @@ impl Responses {
 
     /// Wraps items of this many bytes. The bytes count towards the total once a response stores
     /// them.
-    pub(super) fn said(&self, items: Vec<Item>, bytes: usize) -> Arc<Said> {
-        Arc::new(Said { items, held: Held { bytes, total: self.bytes.clone(), counts: AtomicBool::new(false) } })
+    pub(super) fn hold(&self, items: Vec<Item>, bytes: usize) -> Arc<HeldTurn> {
+        Arc::new(HeldTurn { items, held: Held { bytes, total: self.bytes.clone(), counts: AtomicBool::new(false) } })
     }
 
     /// Whether another background response may start. Running responses are never evicted.
@@ -95,24 +95,24 @@ impl Responses {
     }
 
     /// Stores a response. If a limit is exceeded, older responses that have ended are evicted.
-    pub(super) fn keep(&self, owner: Option<usize>, said: Vec<Arc<Said>>, told: Value) -> Arc<StoredResponse> {
-        let id = told["id"].as_str().unwrap_or_default().to_owned();
-        said.iter().for_each(|said| said.held.count());
-        let state = Mutex::new(State { told, answer: None });
-        let kept = Arc::new(StoredResponse { id, owner, said, state, stopped: Notify::new() });
+    pub(super) fn keep(&self, owner: Option<usize>, turns: Vec<Arc<HeldTurn>>, response: Value) -> Arc<StoredResponse> {
+        let id = response["id"].as_str().unwrap_or_default().to_owned();
+        turns.iter().for_each(|turn| turn.held.count());
+        let state = Mutex::new(State { response, answer: None });
+        let kept = Arc::new(StoredResponse { id, owner, turns, state, stopped: Notify::new() });
         self.lock().push_back(kept.clone());
         self.trim();
         kept
     }
 
     /// Records the end of a stored response. A response that was cancelled stays cancelled.
-    pub(super) fn ended(&self, kept: &StoredResponse, told: &Value) {
-        let items = told["output"].as_array().into_iter().flatten().filter_map(|item| Item::deserialize(item).ok());
-        let answer = self.said(items.collect(), told.to_string().len());
+    pub(super) fn ended(&self, kept: &StoredResponse, response: &Value) {
+        let items = response["output"].as_array().into_iter().flatten().filter_map(|item| Item::deserialize(item).ok());
+        let answer = self.hold(items.collect(), response.to_string().len());
         answer.held.count();
         let mut state = kept.state();
         if state.is_running() {
-            *state = State { told: told.clone(), answer: Some(answer) };
+            *state = State { response: response.clone(), answer: Some(answer) };
         }
         drop(state);
         self.trim();
@@ -143,8 +143,8 @@ impl Responses {
     /// Finds the response with this id. The error is 404.
     pub(super) fn of(&self, owner: Option<usize>, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
         let missing = || {
-            let told = format!("the response `{}` does not exist", shortened(id));
-            ApiError::not_found(told).hint("responses are kept in memory, and the oldest are dropped")
+            let message = format!("the response `{}` does not exist", shortened(id));
+            ApiError::not_found(message).hint("responses are kept in memory, and the oldest are dropped")
         };
         self.find(owner, id).ok_or_else(missing)
     }
@@ -157,24 +157,24 @@ impl Responses {
 
 impl State {
     fn is_running(&self) -> bool {
-        matches!(self.told["status"].as_str(), Some("in_progress" | "queued"))
+        matches!(self.response["status"].as_str(), Some("in_progress" | "queued"))
     }
 }
 
 impl StoredResponse {
     /// Input items of the request, with ids.
     pub(super) fn input_items(&self) -> Vec<Value> {
-        let items = self.said.last().map(|said| &said.items[..]).unwrap_or_default();
+        let items = self.turns.last().map(|turn| &turn.items[..]).unwrap_or_default();
         let id = |at: usize| format!("msg_{at}_{}", self.id.trim_start_matches("resp_"));
-        items.iter().enumerate().map(|(at, item)| item.told(&id(at))).collect()
+        items.iter().enumerate().map(|(at, item)| item.listed(&id(at))).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn told(&self) -> Value {
-        self.state().told.clone()
+    pub(super) fn response(&self) -> Value {
+        self.state().response.clone()
     }
 
     /// Waits until the response is stopped. Only one task may wait.
@@ -186,17 +186,17 @@ impl StoredResponse {
     pub(super) fn stop(&self, status: &str) {
         let mut state = self.state();
         if state.is_running() {
-            state.told["status"] = status.into();
-            state.told["completed_at"] = id::now().into();
+            state.response["status"] = status.into();
+            state.response["completed_at"] = id::now().into();
             self.stopped.notify_one();
         }
     }
 
     /// The conversation with its answer. `None` if there is no answer, or the response failed.
-    pub(super) fn conversation(&self) -> Option<Vec<Arc<Said>>> {
+    pub(super) fn conversation(&self) -> Option<Vec<Arc<HeldTurn>>> {
         let state = self.state();
-        let answer = state.answer.clone().filter(|_| state.told["error"].is_null())?;
-        Some(self.said.iter().cloned().chain([answer]).collect())
+        let answer = state.answer.clone().filter(|_| state.response["error"].is_null())?;
+        Some(self.turns.iter().cloned().chain([answer]).collect())
     }
 }
 
@@ -207,8 +207,8 @@ mod tests {
     use super::*;
 
     fn asked(store: &Responses, owner: Option<usize>, id: &str, bytes: usize) -> Arc<StoredResponse> {
-        let said = store.said(vec![Item::from("a".to_owned())], bytes);
-        store.keep(owner, vec![said], json!({"id": id, "status": "in_progress"}))
+        let turns = store.hold(vec![Item::from("a".to_owned())], bytes);
+        store.keep(owner, vec![turns], json!({"id": id, "status": "in_progress"}))
     }
 
     fn ids(store: &Responses) -> Vec<String> {
@@ -246,10 +246,10 @@ mod tests {
         let store = Responses::new(2, 100);
         let running = [asked(&store, None, "a", 10), asked(&store, None, "b", 10)];
         assert!(!store.has_room());
-        let _large = store.said(Vec::new(), 1000);
+        let _large = store.hold(Vec::new(), 1000);
         drop(asked(&store, None, "c", 10));
         assert_eq!(ids(&store), ["a", "b", "c"]);
-        assert!(running.iter().all(|kept| kept.told()["status"] == "in_progress"));
+        assert!(running.iter().all(|kept| kept.response()["status"] == "in_progress"));
         ended(&store, &running[0]);
         assert_eq!(ids(&store), ["b", "c"]);
     }
@@ -259,11 +259,11 @@ mod tests {
         let store = Responses::new(9, 200);
         let first = asked(&store, None, "a", 60);
         ended(&store, &first);
-        let said = first.conversation().expect("the response has ended");
+        let turns = first.conversation().expect("the response has ended");
         store.remove(&first);
         drop(first);
         assert!(store.bytes.load(Relaxed) > 60);
-        let second = store.keep(None, said, json!({"id": "b", "status": "in_progress"}));
+        let second = store.keep(None, turns, json!({"id": "b", "status": "in_progress"}));
         ended(&store, &second);
         drop(second);
         drop(asked(&store, None, "c", 90));
@@ -286,7 +286,7 @@ mod tests {
         let kept = asked(&store, None, "a", 1);
         kept.stop("cancelled");
         store.ended(&kept, &json!({"id": "a", "status": "completed", "output": []}));
-        assert_eq!(kept.told()["status"], "cancelled");
+        assert_eq!(kept.response()["status"], "cancelled");
         assert!(kept.conversation().is_none());
     }
 }

@@ -20,7 +20,7 @@ pub(crate) async fn read(
         let error = ApiError::invalid("stream", "a stored response cannot be streamed");
         return Err(error.hint("poll the response, or create it with `stream`"));
     }
-    Ok(Json(shared.responses.of(client.key(), &id)?.told()))
+    Ok(Json(shared.responses.of(client.key(), &id)?.response()))
 }
 
 /// `GET /v1/responses/{id}/input_items`: the response's input items, latest first, or oldest
@@ -66,12 +66,12 @@ pub(crate) async fn cancel(
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let kept = shared.responses.of(client.key(), &id)?;
-    if kept.told()["background"] != true {
+    if kept.response()["background"] != true {
         let error = ApiError::invalid("response_id", "only background responses can be cancelled");
         return Err(error.hint("close the connection instead"));
     }
     kept.stop("cancelled");
-    Ok(Json(kept.told()))
+    Ok(Json(kept.response()))
 }
 
 pub(crate) async fn delete(

@@ -24,7 +24,7 @@ const INPUT: &str = "input";
 pub(super) struct Tools {
     pub(super) functions: Vec<Value>,
     /// Keyed by the name that the model sees.
-    told: HashMap<String, Callee>,
+    callees: HashMap<String, Callee>,
     left_out: LeftOut,
 }
 
@@ -64,9 +64,9 @@ impl Tools {
             "custom" => {
                 let grammar = grammar(tool);
                 let shown = self.shown(namespace, name()?, Some(grammar.is_some()), param)?;
-                let told = [tool["description"].as_str().map(str::to_owned), grammar];
-                let told: Vec<String> = told.into_iter().flatten().collect();
-                let described = (!told.is_empty()).then(|| told.join("\n\n").into());
+                let parts = [tool["description"].as_str().map(str::to_owned), grammar];
+                let text: Vec<String> = parts.into_iter().flatten().collect();
+                let described = (!text.is_empty()).then(|| text.join("\n\n").into());
                 self.functions.push(function(&shown, described, Some(text_parameters())));
             }
             "namespace" if namespace.is_none() => {
@@ -76,15 +76,15 @@ impl Tools {
                 }
             }
             "local_shell" | "shell" | "apply_patch" | "computer" | "computer_use_preview" => {
-                let told = format!("the tool `{kind}` is not supported: only OpenAI's models know it");
+                let message = format!("the tool `{kind}` is not supported: only OpenAI's models know it");
                 return Err(
-                    ApiError::invalid(format!("{param}.type"), told).hint("offer a function that does the same")
+                    ApiError::invalid(format!("{param}.type"), message).hint("offer a function that does the same")
                 );
             }
             "mcp" => {
-                let told = "the tool `mcp` is not supported: this server does not call tools itself";
+                let message = "the tool `mcp` is not supported: this server does not call tools itself";
                 let hint = "offer the tools as functions, and call them in the client";
-                return Err(ApiError::invalid(format!("{param}.type"), told).hint(hint));
+                return Err(ApiError::invalid(format!("{param}.type"), message).hint(hint));
             }
             hosted => self.left_out.add(hosted),
         }
@@ -104,13 +104,13 @@ impl Tools {
         let is_plain = namespace.is_none() && custom.is_none();
         // Two functions that have the same name and no namespace are harmless: their calls look the
         // same to the client.
-        if self.told.get(&shown).is_some_and(|there| !is_plain || !there.is_plain()) {
-            let told = format!("two tools have the same name for the model, `{}`", shortened(&shown));
-            return Err(ApiError::invalid(format!("{param}.name"), told).hint("rename one of them"));
+        if self.callees.get(&shown).is_some_and(|there| !is_plain || !there.is_plain()) {
+            let message = format!("two tools have the same name for the model, `{}`", shortened(&shown));
+            return Err(ApiError::invalid(format!("{param}.name"), message).hint("rename one of them"));
         }
         let (namespace, name) = (namespace.map(str::to_owned), name.to_owned());
         let (is_custom, has_grammar) = (custom.is_some(), custom.unwrap_or_default());
-        self.told.insert(shown.clone(), Callee { namespace, name, is_custom, has_grammar });
+        self.callees.insert(shown.clone(), Callee { namespace, name, is_custom, has_grammar });
         Ok(shown)
     }
 
@@ -118,16 +118,16 @@ impl Tools {
     /// function without a namespace.
     pub(super) fn of(&self, name: String) -> Callee {
         let plain = || Callee { namespace: None, name: name.clone(), is_custom: false, has_grammar: false };
-        self.told.get(&name).cloned().unwrap_or_else(plain)
+        self.callees.get(&name).cloned().unwrap_or_else(plain)
     }
 
     /// Parses the `tool_choice` of the request.
     pub(super) fn choice(&self, choice: &Value) -> Result<ToolChoice, ApiError> {
         let kind = choice["type"].as_str().unwrap_or("function");
         if !matches!(kind, "function" | "custom") {
-            let told = format!("`tool_choice` cannot force a call of `{}`", shortened(kind));
+            let message = format!("`tool_choice` cannot force a call of `{}`", shortened(kind));
             let hint = "expected `auto`, `none`, `required`, or the name of a function or custom tool";
-            return Err(ApiError::invalid("tool_choice", told).hint(hint));
+            return Err(ApiError::invalid("tool_choice", message).hint(hint));
         }
         let chosen = match tool_choice(choice)? {
             ToolChoice::Named(name) => ToolChoice::Named(shown_name(choice["namespace"].as_str(), &name)),
@@ -135,12 +135,13 @@ impl Tools {
         };
         self.left_out.check(&chosen, &self.functions)?;
         match &chosen {
-            ToolChoice::Named(name) if self.told.get(name).is_some_and(|callee| callee.has_grammar) => {
-                let told = format!(
+            ToolChoice::Named(name) if self.callees.get(name).is_some_and(|callee| callee.has_grammar) => {
+                let message = format!(
                     "`tool_choice` cannot force a call of `{}`, because its grammar is not enforced",
                     shortened(name)
                 );
-                Err(ApiError::invalid("tool_choice", told).hint("leave `format` out, or set `tool_choice` to `auto`"))
+                Err(ApiError::invalid("tool_choice", message)
+                    .hint("leave `format` out, or set `tool_choice` to `auto`"))
             }
             _ => Ok(chosen),
         }
@@ -184,8 +185,8 @@ fn grammar(tool: &Value) -> Option<String> {
 
 fn missing(param: &str, field: &str) -> ApiError {
     let param = format!("{param}.{field}");
-    let told = format!("`{param}` is missing");
-    ApiError::invalid(param, told)
+    let message = format!("`{param}` is missing");
+    ApiError::invalid(param, message)
 }
 
 #[cfg(test)]
@@ -239,8 +240,8 @@ mod tests {
             (json!({"type": "local_shell"}), "tools[0].type"),
             (json!({"type": "mcp", "server_label": "s"}), "tools[0].type"),
         ] {
-            let told = read(&json!([tool])).map(drop).expect_err("this tool is not served");
-            assert_eq!(told["param"], param, "{tool}");
+            let parts = read(&json!([tool])).map(drop).expect_err("this tool is not served");
+            assert_eq!(parts["param"], param, "{tool}");
         }
     }
 

@@ -42,11 +42,12 @@ fn draft(item: &Item, param: &str) -> Result<DraftMessage, ApiError> {
             Ok(DraftMessage::new(role, pieces(content, &format!("{param}.content"))?))
         }
         "reasoning" => {
-            let told = item.content.iter().flat_map(|content| &content.0);
-            let told: String =
-                told.chain(item.summary.iter().flatten()).filter_map(|part| part.text.as_deref()).collect();
-            let said = Some(told).filter(|told| !told.is_empty()).map(|told| Piece::Said(Content::Reasoning(told)));
-            Ok(DraftMessage::new(Role::Assistant, said.into_iter().collect()))
+            let parts = item.content.iter().flat_map(|content| &content.0);
+            let text: String =
+                parts.chain(item.summary.iter().flatten()).filter_map(|part| part.text.as_deref()).collect();
+            let thought =
+                Some(text).filter(|text| !text.is_empty()).map(|text| Piece::Content(Content::Reasoning(text)));
+            Ok(DraftMessage::new(Role::Assistant, thought.into_iter().collect()))
         }
         kind @ ("function_call" | "custom_tool_call") => {
             let name = item.name.as_ref().ok_or_else(|| lacks("name"))?;
@@ -55,7 +56,7 @@ fn draft(item: &Item, param: &str) -> Result<DraftMessage, ApiError> {
                 _ => as_arguments(item.input.as_ref().ok_or_else(|| lacks("input"))?),
             };
             let call = tool::call(item.call_id.clone(), &shown_name(item.namespace.as_deref(), name), arguments);
-            let draft = DraftMessage::new(Role::Assistant, vec![Piece::Said(call)]);
+            let draft = DraftMessage::new(Role::Assistant, vec![Piece::Content(call)]);
             Ok(DraftMessage { calls: vec![item.call_id.clone()], ..draft })
         }
         "function_call_output" | "custom_tool_call_output" => {
@@ -64,9 +65,9 @@ fn draft(item: &Item, param: &str) -> Result<DraftMessage, ApiError> {
             Ok(DraftMessage::result(of, pieces(output, &format!("{param}.output"))?))
         }
         other => {
-            let told = format!("items of type `{}` are not supported", shortened(other));
+            let message = format!("items of type `{}` are not supported", shortened(other));
             let hint = "expected message, reasoning, function_call, custom_tool_call, or the output of a call";
-            Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.type"), message).hint(hint))
         }
     }
 }
@@ -77,9 +78,9 @@ fn role(name: &str, param: &str) -> Result<Role, ApiError> {
         "assistant" => Ok(Role::Assistant),
         "system" | "developer" => Ok(Role::System),
         other => {
-            let told = format!("unknown role `{}`", shortened(other));
+            let message = format!("unknown role `{}`", shortened(other));
             let hint = "expected user, assistant, system or developer";
-            Err(ApiError::invalid(format!("{param}.role"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.role"), message).hint(hint))
         }
     }
 }
@@ -104,17 +105,17 @@ fn piece(part: &ContentPart, param: &str) -> Result<Piece, ApiError> {
             Ok(Piece::Shown(link.sized(Sizes::default(), part.detail.as_deref())))
         }
         other => {
-            let told = format!("parts of type `{}` are not supported", shortened(other));
+            let message = format!("parts of type `{}` are not supported", shortened(other));
             let hint = "expected input_text, output_text, refusal or input_image";
-            Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.type"), message).hint(hint))
         }
     }
 }
 
 fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
     let field = format!("{param}.{field}");
-    let told = format!("`{field}` is missing; `{}` requires it", shortened(kind));
-    ApiError::invalid(field, told)
+    let message = format!("`{field}` is missing; `{}` requires it", shortened(kind));
+    ApiError::invalid(field, message)
 }
 
 #[cfg(test)]
@@ -145,14 +146,14 @@ mod tests {
         ]);
         let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("the request is valid");
         let turns: Vec<_> = drafts.iter().map(|draft| (draft.role, draft.pieces.len())).collect();
-        let Piece::Said(Content::Text(said)) = &drafts[0].pieces[0] else { panic!("the first piece is not a text") };
-        assert!(said.ends_with("\n\nbe brief"), "instructions are joined into one text: {said}");
+        let Piece::Content(Content::Text(text)) = &drafts[0].pieces[0] else { panic!("the first piece is not a text") };
+        assert!(text.ends_with("\n\nbe brief"), "instructions are joined into one text: {text}");
         let wanted = [(Role::System, 1), (Role::User, 2), (Role::Assistant, 3), (Role::Tool, 1)];
         let calls = [(Role::Assistant, 1), (Role::Tool, 1)];
         assert_eq!(turns, [&wanted[..], &calls].concat());
         assert_eq!(drafts[2].calls, [Some("a".to_owned())]);
         assert_eq!(drafts[3].result_of.as_deref(), Some("a"));
-        let Piece::Said(Content::ToolCall(call)) = &drafts[4].pieces[0] else {
+        let Piece::Content(Content::ToolCall(call)) = &drafts[4].pieces[0] else {
             panic!("the first piece is not a tool call")
         };
         assert_eq!(call["function"], json!({"name": "patch", "arguments": {"input": "*** x"}}));

@@ -95,7 +95,7 @@ impl BudgetState {
             let reason = refused.reason.clone();
             // A request that its caller withdrew does not count as refused.
             if reason != Refusal::Withdrawn {
-                self.mailbox.events().tell(Event::LeaseRefused { model, class, bytes, reason });
+                self.mailbox.events().record(Event::LeaseRefused { model, class, bytes, reason });
             }
         }
         match asker {

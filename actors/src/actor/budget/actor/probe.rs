@@ -14,15 +14,15 @@ use crate::{
 impl BudgetState {
     /// The regular probe. Measures memory that other processes have taken or returned, repeats
     /// orders that owners have not carried out yet, offers growth, and sets gauges.
-    pub(super) fn look(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn probe(&mut self) -> Result<(), DeviceError> {
         // A model that is being sized allocates some memory before it leases that memory: graphs
         // during capture, and modules at their first use. Until then, such memory cannot be
         // distinguished from memory of another process. Sizing itself requests a measurement once
         // everything is leased.
         let is_profiling = self.ledger.is_profiling();
-        self.let_go();
+        self.lower_overhead();
         let memory = if is_profiling {
-            self.look_at_cards()?;
+            self.probe_gpus()?;
             self.memory()?
         } else {
             self.measure()?
@@ -38,12 +38,12 @@ impl BudgetState {
         self.offer_growth();
         self.may_lend = true;
         // Memory that is being returned or is about to be leased does not count as drift.
-        let is_calm = !is_profiling && self.clearing.is_empty() && self.is_settled();
+        let is_drift_measurable = !is_profiling && self.clearing.is_empty() && self.is_settled();
         let drift = self.drift();
-        self.drifted = drift.filter(|_| is_calm).unwrap_or(self.drifted);
+        self.drifted = drift.filter(|_| is_drift_measurable).unwrap_or(self.drifted);
         // While drift cannot be computed, its gauge keeps the last value. The gauge is not set at
         // all if the driver does not report memory per process.
-        self.show_look(memory, drift.map(|_| self.drifted));
+        self.set_probe_gauges(memory, drift.map(|_| self.drifted));
         Ok(())
     }
 
@@ -51,10 +51,10 @@ impl BudgetState {
     /// being sized, such as library kernels loaded at their first use. The caller has leased
     /// everything else that it allocated. If two models are being sized at once, the bytes cannot
     /// be attributed, so nothing is counted.
-    pub(super) fn adopt_what_was_loaded(&mut self) {
+    pub(super) fn count_loaded_as_overhead(&mut self) {
         if self.ledger.profiling() == 1 && self.is_settled() {
             let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
-            self.mailbox.books().beside += came;
+            self.mailbox.books().outside_leases += came;
             self.look_at_overhead();
         }
     }
@@ -64,20 +64,20 @@ impl BudgetState {
     /// driver has freed the memory.
     pub(super) fn keep(&mut self, bytes: Bytes) {
         if self.device.process_bytes().is_some() {
-            self.mailbox.books().beside += bytes;
+            self.mailbox.books().outside_leases += bytes;
             self.look_at_overhead();
         }
     }
 
     /// Reduces the overhead by memory that this process no longer holds outside leases.
-    fn let_go(&mut self) {
+    fn lower_overhead(&mut self) {
         // User code may have leased memory that it has not allocated yet. Such a lease would hide
         // the same number of bytes held outside leases.
         let has_tenants = self.mailbox.leases().iter().any(|lease| matches!(lease.class, Class::External(_)));
-        let Some(held) = self.beside() else { return };
+        let Some(held) = self.bytes_outside_leases() else { return };
         if self.is_settled() && !has_tenants {
             let mut books = self.mailbox.books();
-            books.beside = books.beside.min(held);
+            books.outside_leases = books.outside_leases.min(held);
             drop(books);
             self.look_at_overhead();
         }
@@ -94,7 +94,7 @@ impl BudgetState {
     /// never assumed to have shrunk.
     pub(super) fn measure(&mut self) -> Result<Option<DeviceMemory>, DeviceError> {
         let Some((memory, foreign)) = self.seen()? else { return Ok(None) };
-        self.look_at_cards()?;
+        self.probe_gpus()?;
         self.step(Input::Foreign(foreign));
         Ok(Some(memory))
     }
@@ -121,11 +121,11 @@ impl BudgetState {
     /// Measures each GPU. While a model is being sized, or memory of this process is being backed
     /// or unbacked, the memory that other processes hold on a GPU cannot be determined, and its
     /// last value is kept.
-    fn look_at_cards(&mut self) -> Result<(), DeviceError> {
+    fn probe_gpus(&mut self) -> Result<(), DeviceError> {
         let is_settled = self.is_settled();
         let before = self.in_use();
-        let beside = self.mailbox.books().beside;
-        let mut seen = match gpus::look(&*self.device, self.ours(&before), beside) {
+        let outside_leases = self.mailbox.books().outside_leases;
+        let mut seen = match gpus::measure(&*self.device, self.ours(&before), outside_leases) {
             Err(error) if error.is_lost() => return Ok(()),
             seen => seen?,
         };
@@ -167,14 +167,14 @@ impl BudgetState {
     /// drift as foreign in any case, so that all used memory together never exceeds the device
     /// (rule 1).
     pub(super) fn drift(&self) -> Option<Bytes> {
-        let held = self.beside()?;
-        Some(held.saturating_sub(self.mailbox.books().beside))
+        let held = self.bytes_outside_leases()?;
+        Some(held.saturating_sub(self.mailbox.books().outside_leases))
     }
 
     /// Bytes that this process holds outside leases and outside `Device::overhead`: the bytes that
     /// the budget has already counted as overhead, and drift. `None` if the driver does not report
     /// memory per process.
-    fn beside(&self) -> Option<Bytes> {
+    fn bytes_outside_leases(&self) -> Option<Bytes> {
         let before = self.in_use();
         let ours = self.device.process_bytes()?;
         Some(ours.saturating_sub(self.device.overhead() + self.ours(&before)))
@@ -233,7 +233,7 @@ impl BudgetState {
             });
             wanting.collect()
         };
-        for offer in self.regrowth.look(look, &wanting) {
+        for offer in self.regrowth.offers(look, &wanting) {
             self.order(offer.lease, ResizeOrder::MayGrow { to: offer.to });
         }
     }

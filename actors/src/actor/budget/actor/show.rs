@@ -37,11 +37,11 @@ impl BudgetState {
         match canary.cmp(&before) {
             Ordering::Less => {
                 metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);
-                let card = self.mailbox.fullest_card();
-                self.mailbox.events().tell(Event::CanaryGiven { bytes: before - canary, card });
+                let card = self.mailbox.fullest_gpu();
+                self.mailbox.events().record(Event::CanaryGiven { bytes: before - canary, card });
             }
             Ordering::Equal => {}
-            Ordering::Greater => self.mailbox.events().tell(Event::CanaryTaken { bytes: canary - before }),
+            Ordering::Greater => self.mailbox.events().record(Event::CanaryTaken { bytes: canary - before }),
         }
     }
 
@@ -57,7 +57,7 @@ impl BudgetState {
     /// Sets the gauges of the driver's numbers. At most once a second, this function also sets all
     /// other gauges, because a metrics recorder may have been installed since. The limit matters
     /// while another process takes memory, because probes are then more frequent.
-    pub(super) fn show_look(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
+    pub(super) fn set_probe_gauges(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
         let device = &self.name;
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);
         metric::DEVICE_FREE_BYTES.set(device, memory.free);

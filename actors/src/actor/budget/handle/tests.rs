@@ -106,8 +106,8 @@ async fn lease_events_report_each_change_but_no_withdrawal() {
     asker.await.expect_err("the asker was aborted");
     drop(lease);
     assert!(bed.snapshot().await.leases.is_empty());
-    let told = bed.mailbox.events().recent();
-    let lives: Vec<_> = told
+    let events = bed.mailbox.events().recent();
+    let lives: Vec<_> = events
         .iter()
         .filter_map(|recorded| match &recorded.event {
             Event::LeaseGranted(leased) => Some(("granted", leased.bytes)),
@@ -210,12 +210,14 @@ async fn a_closed_mailbox_releases_memory_only_after_its_fence() {
     assert_eq!(bed.device.counts().backed, Bytes::mib(6), "the device still uses the bytes");
     lane.complete(step);
     // The handle `bed.budget` still exists, which must not delay the return of the memory.
-    let all_is_home = async {
+    let all_memory_returned = async {
         while !bed.device.counts().backed.is_zero() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(60), all_is_home).await.expect("the bytes are returned");
+    tokio::time::timeout(std::time::Duration::from_secs(60), all_memory_returned)
+        .await
+        .expect("the bytes are returned");
     assert_eq!(bed.device.counts().reservations, 0);
 }
 

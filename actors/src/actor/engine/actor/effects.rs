@@ -45,13 +45,13 @@ impl CarryOut for EngineState {
             Effect::Load { attempt } => self.load(myself, attempt),
             Effect::DropWarm { plan, reason } => {
                 if let Some(mut records) = plan.records {
-                    records.drop_warm(&reason);
+                    records.discard_profile(&reason);
                 }
             }
             Effect::Size(size) => self.size(myself, size).await?,
             Effect::EndProfile => self.profile.take().into_iter().for_each(|profile| profile.stop(None)),
             Effect::CheckDevice => self.check_device()?,
-            Effect::TakeBack { attempt, error } => return self.take_back(attempt, error).await.map(Some),
+            Effect::TakeBack { attempt, error } => return self.release_attempt(attempt, error).await.map(Some),
             Effect::Report(report) => self.report_attempt(report),
             Effect::ReportRestart { actor, reason } => self.arguments.report_restart(actor, &reason),
             Effect::AttemptAfter { attempt, wait } => {
@@ -173,7 +173,11 @@ impl EngineState {
         Ok(())
     }
 
-    async fn take_back(&mut self, attempt: u32, error: ProfileError) -> Result<Input<ActorParts>, ActorProcessingErr> {
+    async fn release_attempt(
+        &mut self,
+        attempt: u32,
+        error: ProfileError,
+    ) -> Result<Input<ActorParts>, ActorProcessingErr> {
         let owner = self.arguments.owner(attempt);
         self.arguments.weight_store.shut_down(owner.generation).await;
         self.arguments.budget.clear(owner).await?;
@@ -186,7 +190,7 @@ impl EngineState {
             Outcome::Ready => AttemptEnd::Ready,
             Outcome::Refused { evidence } => {
                 let phase = evidence.phase;
-                self.arguments.budget.tell(Event::Oom { model: model.clone(), phase: phase.name() });
+                self.arguments.budget.record(Event::Oom { model: model.clone(), phase: phase.name() });
                 metric::OOM_TOTAL.add(&(model.clone(), phase), 1);
                 AttemptEnd::Memory
             }
@@ -205,13 +209,13 @@ impl EngineState {
         let model = self.arguments.label.clone();
         let event = if to_blocks < from_blocks {
             metric::KV_SHRINKS_TOTAL.add(&model, 1);
-            let card = self.arguments.budget.fullest_card();
+            let card = self.arguments.budget.fullest_gpu();
             Event::Shrink { model, from_blocks, to_blocks, card }
         } else {
             metric::KV_GROWTHS_TOTAL.add(&model, 1);
             Event::Growth { model, from_blocks, to_blocks }
         };
-        self.arguments.budget.tell(event);
+        self.arguments.budget.record(event);
     }
 
     fn advise(&mut self, myself: &ActorRef<EngineMessage>, question: Advise<ActorParts>) {
@@ -220,11 +224,11 @@ impl EngineState {
         let (options, is_host) = (self.arguments.options.clone(), self.arguments.device.is_host_memory());
         let (budget, model) = (self.arguments.budget.clone(), self.arguments.label.clone());
         let knobs = async move {
-            let room = budget.evidence().await.ok().map(|ledger| ledger.room_of(&model));
+            let room = budget.measure_after_refusal().await.ok().map(|ledger| ledger.room_of(&model));
             let work = move || {
                 let place = MemoryState { is_host, ..MemoryState::of_available(room.unwrap_or_default(), page) };
                 let (model, pictures, options) = (&*unloaded, pictures.as_deref(), &options);
-                let question = Question { model, pictures, target, options, place };
+                let question = Question { model, pictures, checkpoint: None, target, options, place };
                 advice(&question, target_tokens, missing, room)
             };
             tokio::task::spawn_blocking(work).await.expect("a plan that succeeded before succeeds again")
@@ -235,7 +239,7 @@ impl EngineState {
     async fn assess(&self, profiled: &Profiled, error: LaneError) -> Input<ActorParts> {
         profiled.lanes.idle().await;
         let error = ProfileError::Stress { worst_case: "a request", source: error };
-        let ledger = self.arguments.budget.evidence().await.ok();
+        let ledger = self.arguments.budget.measure_after_refusal().await.ok();
         let evidence = Evidence::of(&error, Phase::Serve, ledger.as_ref()).expect("the device refused memory");
         Input::Assessed { error, evidence }
     }

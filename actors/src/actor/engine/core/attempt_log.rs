@@ -95,10 +95,10 @@ impl AttemptLog {
 
 /// The outcome of an attempt that made this progress and failed with `error`.
 pub fn outcome_of(passed: &AttemptState, error: &ProfileError) -> Outcome {
-    let said = error.to_string();
+    let message = error.to_string();
     match (passed.evidence.clone(), error.is_death()) {
         (Some(evidence), _) => Outcome::Refused { evidence },
-        (None, true) => Outcome::Died { said },
-        (None, false) => Outcome::Failed { said },
+        (None, true) => Outcome::Died { message },
+        (None, false) => Outcome::Failed { message },
     }
 }

@@ -63,7 +63,15 @@ const MS: Duration = Duration::from_millis(1);
 
 fn evidence(phase: At) -> Evidence {
     let (asked, free) = (Bytes(100), Bytes(40));
-    Evidence { phase, class: None, asked, free, foreign: Bytes::ZERO, card: None, said: "memory is short".to_owned() }
+    Evidence {
+        phase,
+        class: None,
+        asked,
+        free,
+        foreign: Bytes::ZERO,
+        card: None,
+        message: "memory is short".to_owned(),
+    }
 }
 
 fn refused() -> LaneError {

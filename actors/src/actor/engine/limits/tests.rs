@@ -63,8 +63,8 @@ fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
             "the model's own limit on pixels is reported: {own_pixels:?}"
         );
     }
-    let said = on_a_gpu(&released, json!({ "max_pixels": 6_422_528 })).expect("the limits are consistent");
-    assert_eq!((said.envelope.picture_patches, said.own_pixels), (32_768, None), "explicit settings are kept");
+    let explicit = on_a_gpu(&released, json!({ "max_pixels": 6_422_528 })).expect("the limits are consistent");
+    assert_eq!((explicit.envelope.picture_patches, explicit.own_pixels), (32_768, None), "explicit settings are kept");
 }
 
 #[test]
@@ -108,14 +108,14 @@ fn a_picture_limit_of_a_tiling_model_counts_whole_tiles() {
     let short = on_a_gpu(&tiled, json!({ "max_model_len": 300, "launch_patches": 2000 }))
         .expect("a model that serves only text starts");
     assert_eq!(short.envelope.picture_patches, 1024, "a launch has room for one tile");
-    for (settings, said) in [
+    for (settings, message) in [
         (json!({ "launch_patches": 1000 }), "`launch_patches` is 1000; expected at least 1024"),
         (json!({ "picture_patches": 1000 }), "`picture_patches` is 1000; expected at least 1024"),
         (json!({ "max_pixels": 200_703 }), "`max_pixels` is 200703; expected at least 200704"),
         (json!({ "min_pixels": 200_704 }), "`min_pixels` is 200704; expected at most 1"),
     ] {
         let error = on_a_gpu(&tiled, settings.clone()).map(drop).expect_err("the setting is refused").to_string();
-        assert!(error.contains(said), "{settings}: {error}");
+        assert!(error.contains(message), "{settings}: {error}");
     }
 }
 
@@ -133,7 +133,7 @@ fn more_sequences_than_step_tokens_raise_an_unset_step() {
 #[test]
 fn impossible_limits_are_blamed_on_the_users_setting() {
     let released = released_shape();
-    for (settings, said, blamed) in [
+    for (settings, message, blamed) in [
         (json!({ "min_pixels": 2_000_000, "max_pixels": 1_000_000 }), "`min_pixels` is 2000000", "max_pixels"),
         (json!({ "picture_pixels_min": 9_000_000 }), "`picture_pixels_min` is 9000000", "at most 4816896"),
         (
@@ -152,9 +152,9 @@ fn impossible_limits_are_blamed_on_the_users_setting() {
         (json!({ "kv_cache_memory_bytes": 1_u64 << 60 }), "`kv_cache_memory_bytes` is", "at most"),
     ] {
         let error = on_a_gpu(&released, settings.clone()).map(drop).expect_err("the setting is refused");
-        let told = format!("{error}; {}", error.hint());
-        assert!(told.contains(said) && told.contains(blamed), "{settings}: {told}");
-        assert!(!told.contains("preprocessor_config"), "the hint does not blame a file: {told}");
+        let error_text = format!("{error}; {}", error.hint());
+        assert!(error_text.contains(message) && error_text.contains(blamed), "{settings}: {error_text}");
+        assert!(!error_text.contains("preprocessor_config"), "the hint does not blame a file: {error_text}");
     }
     // A maximum below the model's own minimum lowers that minimum, because the user did not set a
     // minimum.

@@ -67,7 +67,7 @@ mod tests {
         let place = MemoryState { is_host: true, ..MemoryState::of_available(Bytes::ZERO, page) };
         let pictures = checkpoint.image_processor.as_ref();
         let asked = |options: &LoadOptions, room| {
-            let question = Question { model: &model, pictures, target, options, place };
+            let question = Question { model: &model, pictures, checkpoint: None, target, options, place };
             let least = question.needs().expect("the requirements can be planned").1.memory_plan().total();
             (advice(&question, 1 << 20, Bytes::mib(4), room), least)
         };
@@ -95,7 +95,7 @@ mod tests {
             let named = knobs.iter().find(|knob| knob.knob == name).expect("the advice names the knob");
             let changed = named.over(&pinned).expect("the knob has a value");
             let place = MemoryState { total: room, ..place };
-            let question = Question { model: &model, pictures, target, options: &changed, place };
+            let question = Question { model: &model, pictures, checkpoint: None, target, options: &changed, place };
             let (inputs, needs) = question.needs().expect("the requirements can be planned");
             question.settled(&inputs, &needs).unwrap_or_else(|unfit| panic!("{name}: {unfit}"));
         }

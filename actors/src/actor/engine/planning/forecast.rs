@@ -32,7 +32,7 @@ impl Question<'_> {
     /// these changes takes a few hundred plans.
     pub fn settled(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Result<usize, Box<Unfit>> {
         let settled = settle(needs, &inputs.envelope, &self.options.kv(), &self.place);
-        settled.map_err(|lack| Box::new(Unfit { lack, suggestions: self.suggestions(inputs, needs) }))
+        settled.map_err(|shortfall| Box::new(Unfit { shortfall, suggestions: self.suggestions(inputs, needs) }))
     }
 }
 

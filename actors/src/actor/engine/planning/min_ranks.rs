@@ -7,7 +7,7 @@ use bursar_kernels::Target;
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint, weights::WeightError};
 use serde::Serialize;
 
-use super::{NoRanksFit, Question, RanksLack, RanksTried, question::settle, unfit::listed};
+use super::{NoRanksFit, Question, RanksShortfall, RanksTried, question::settle, unfit::listed};
 use crate::{
     engine::{LoadOptions, StartError},
     profile::MemoryState,
@@ -57,9 +57,9 @@ impl PlacementQuery<'_> {
         let (model, mut tried) = (self.name.to_owned(), Vec::new());
         while let Some((target, place)) = at(tried.len() + 1)? {
             let ranks = tried.len() + 1;
-            match self.lack(ranks, target, place)? {
+            match self.shortfall(ranks, target, place)? {
                 None => return Ok(MinRanks { model, ranks, too_few: tried }),
-                Some(lack) => tried.push(RanksTried { ranks, lack }),
+                Some(shortfall) => tried.push(RanksTried { ranks, shortfall }),
             }
         }
         Err(NoRanksFit { model, tried }.into())
@@ -69,18 +69,23 @@ impl PlacementQuery<'_> {
     ///
     /// # Errors
     /// Any error of a plan.
-    pub fn lack(&self, ranks: usize, target: Target, place: MemoryState) -> Result<Option<RanksLack>, StartError> {
+    pub fn shortfall(
+        &self,
+        ranks: usize,
+        target: Target,
+        place: MemoryState,
+    ) -> Result<Option<RanksShortfall>, StartError> {
         let PlacementQuery { checkpoint, options, .. } = *self;
         let model = match Model::plan_heaviest(checkpoint, &target, ranks) {
             Err(LoadError::Weights(cut @ (WeightError::Ranks(_) | WeightError::Cut { .. }))) => {
-                return Ok(Some(RanksLack::Cut(cut.to_string())));
+                return Ok(Some(RanksShortfall::Indivisible(cut.to_string())));
             }
             model => model?,
         };
         let pictures = checkpoint.image_processor.as_ref();
-        let question = Question { model: &model, pictures, target, options, place };
+        let question = Question { model: &model, pictures, checkpoint: None, target, options, place };
         let (inputs, needs) = question.needs()?;
-        Ok(settle(&needs, &inputs.envelope, &options.kv(), &place).err().map(RanksLack::Lack))
+        Ok(settle(&needs, &inputs.envelope, &options.kv(), &place).err().map(RanksShortfall::OnEach))
     }
 }
 
@@ -90,7 +95,7 @@ mod tests {
     use bursar_model::demo;
 
     use super::*;
-    use crate::engine::Lack;
+    use crate::engine::Shortfall;
 
     const CPU: Target = Target::Cpu { threads: 1 };
 
@@ -107,7 +112,8 @@ mod tests {
     fn needed(ranks: usize) -> Bytes {
         let error = min_ranks(ranks, Bytes::mib(1)).expect_err("no model fits 1 MiB");
         let StartError::NoRanksFit(NoRanksFit { tried, .. }) = error else { panic!("{error:?}") };
-        let RanksTried { lack: RanksLack::Lack(Lack::Memory { needed, .. }), .. } = tried[ranks - 1] else {
+        let RanksTried { shortfall: RanksShortfall::OnEach(Shortfall::Memory { needed, .. }), .. } = tried[ranks - 1]
+        else {
             panic!("{tried:?}")
         };
         needed
@@ -129,13 +135,13 @@ mod tests {
     fn an_unfit_model_reports_the_shortfall_for_each_rank_count() {
         let (whole, half) = (needed(1), needed(2));
         let error = min_ranks(3, half - Bytes(1)).expect_err("two heads allow at most two ranks");
-        let told = error.to_string();
+        let message = error.to_string();
         let short = whole - half + Bytes(1);
         assert!(
-            told.contains(&format!("(1: {} ({short}) short; 2: 1 B (1 B) short on each; 3: ", short.exact())),
-            "{told}"
+            message.contains(&format!("(1: {} ({short}) short; 2: 1 B (1 B) short on each; 3: ", short.exact())),
+            "{message}"
         );
-        assert!(told.contains("3: key heads cannot be divided among 3 ranks: there are 2"), "{told}");
+        assert!(message.contains("3: key heads cannot be divided among 3 ranks: there are 2"), "{message}");
         assert!(error.hint().contains("bursar plan"), "{}", error.hint());
     }
 }

@@ -14,4 +14,4 @@ pub use forecast::Forecast;
 pub use min_ranks::{MinRanks, PlacementQuery};
 pub use question::Question;
 pub use suggestion::{Change, Suggestion, TOTAL};
-pub use unfit::{Lack, NoRanksFit, RanksLack, RanksTried, Unfit};
+pub use unfit::{NoRanksFit, RanksShortfall, RanksTried, Shortfall, Unfit};

@@ -2,9 +2,9 @@
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, Target};
-use bursar_model::{Envelope, Model, processor::ImageProcessor};
+use bursar_model::{Envelope, Model, checkpoint::Checkpoint, processor::ImageProcessor};
 
-use super::Lack;
+use super::Shortfall;
 use crate::{
     compute::memory::KvMemory,
     engine::{EffectiveLimits, LoadOptions, ModelBounds, StartError},
@@ -18,6 +18,8 @@ pub struct Question<'q> {
     pub model: &'q Model,
     /// The processor that resizes the model's pictures. `None` for a model without pictures.
     pub pictures: Option<&'q ImageProcessor>,
+    /// The checkpoint of the model. `None` if other formats of its weights need not be suggested.
+    pub checkpoint: Option<&'q Checkpoint>,
     /// The target that the model would run on.
     pub target: Target,
     /// The options that the model would be loaded with.
@@ -100,19 +102,19 @@ pub(super) fn settle(
     envelope: &Envelope,
     kv: &KvChoice,
     place: &MemoryState,
-) -> Result<usize, Lack> {
+) -> Result<usize, Shortfall> {
     let (shape, page, available) = (needs.kv_shape, place.page, place.available());
     let needed = needs.memory_plan_with(least_blocks(needs, kv, page)).total();
     if let Some(short_by) = needed.checked_sub(available).filter(|short_by| !short_by.is_zero()) {
-        return Err(Lack::Memory { needed, available, short_by });
+        return Err(Shortfall::Memory { needed, available, short_by });
     }
     let (claimed, probe) = (needs.memory_plan().total(), needs.probe());
-    let beside = place.overhead.saturating_add(claimed).saturating_sub(probe);
+    let outside_pool = place.overhead.saturating_add(claimed).saturating_sub(probe);
     let left = available.saturating_sub(claimed);
-    let room = KvCapacity { total: place.total, beside, available: left, probe, is_host: place.is_host };
+    let room = KvCapacity { total: place.total, outside_pool, available: left, probe, is_host: place.is_host };
     let blocks = kv.sizing(&room, shape, page).blocks(shape, page);
     if let Some(tokens) = needs.too_few_tokens(blocks, envelope) {
-        return Err(Lack::Tokens { tokens, context_tokens: envelope.context_tokens });
+        return Err(Shortfall::Tokens { tokens, context_tokens: envelope.context_tokens });
     }
     let blocks = blocks.max(needs.probe_blocks);
     debug_assert!(

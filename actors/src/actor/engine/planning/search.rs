@@ -3,15 +3,16 @@
 
 use bursar_budgets::Bytes;
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::Envelope;
+use bursar_model::{Envelope, Model, checkpoint::WeightQuantization};
 
 use super::{
     Change, Question, Suggestion, TOTAL,
     question::{least_blocks, settle},
+    suggestion::QUANTIZATION,
 };
 use crate::{
     compute::memory::KvMemory,
-    engine::EffectiveLimits,
+    engine::{EffectiveLimits, LoadOptions},
     profile::{CONTEXT_TOKENS_LEAST, KvChoice, MemoryRequirements, MemoryState},
 };
 
@@ -43,7 +44,7 @@ impl Question<'_> {
     pub(super) fn suggestions(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Vec<Suggestion> {
         let search = Search { question: self, inputs, needs };
         let place = std::iter::once(search.total()).chain(search.canary());
-        place.chain(search.reductions()).chain(search.share()).collect()
+        place.chain(search.reductions()).chain(search.share()).chain(search.quantization()).collect()
     }
 
     /// Returns suggestions for knobs of the model that reduce its memory requirements.
@@ -127,12 +128,12 @@ impl Search<'_> {
             limit("sequences", sequences, 1),
             limit("context_tokens", context_tokens, CONTEXT_TOKENS_LEAST),
         ];
-        let (own, said) = (self.question.own(), &self.question.options.limits);
+        let (own, requested) = (self.question.own(), &self.question.options.limits);
         let (Some(step), Some(merge)) = (own.token_pixels(), own.family.merge()) else { return limits };
         let pixels = self.inputs.pictures.as_ref().map_or(0, |pictures| pictures.config().pixel_bounds.max);
-        let tokens = said.picture_pixels_min.map_or(0, |min| min.div_ceil(step)).max(PICTURE_TOKENS_LEAST);
+        let tokens = requested.picture_pixels_min.map_or(0, |min| min.div_ceil(step)).max(PICTURE_TOKENS_LEAST);
         let patches = merge.patches(tokens as usize);
-        limits.push(match said.picture_patches {
+        limits.push(match requested.picture_patches {
             Some(_) => limit("picture_patches", picture_patches, patches),
             None => Limit { knob: "picture_pixels", now: pixels, step, least: tokens * step },
         });
@@ -199,6 +200,27 @@ impl Search<'_> {
         };
         let to = least((now * 1000.0) as u64 + 1, 1000, fits).and_then(share);
         Some(self.suggestion(knob, Change::KvShare(now), to.map(Change::KvShare), Bytes::ZERO))
+    }
+
+    /// Suggests to quantize the weights of an unquantized checkpoint while they load: in FP8 if that
+    /// is enough, because it changes replies less, and otherwise in 4 bits.
+    fn quantization(&self) -> Option<Suggestion> {
+        let Question { checkpoint, target, model, options, .. } = *self.question;
+        let (checkpoint, ranks) = (checkpoint.filter(|_| options.quantization.is_none())?, model.rank().of());
+        let mut is_served = false;
+        let mut least_bytes = |format: WeightQuantization| {
+            let model = &Model::plan_quantized(checkpoint, format, &target, ranks).ok()??;
+            is_served = true;
+            let options = &LoadOptions { quantization: Some(format), ..options.clone() };
+            let (inputs, needs) = Question { model, options, ..*self.question }.needs().ok()?;
+            let settled = settle(&needs, &inputs.envelope, &options.kv(), &self.question.place);
+            settled.ok().map(|_| self.needed(&needs))
+        };
+        let formats = [WeightQuantization::Fp8, WeightQuantization::Int4];
+        let found = formats.into_iter().find_map(|format| Some((format, least_bytes(format)?)));
+        let frees = found.map_or(Bytes::ZERO, |(_, less)| self.needed(self.needs).saturating_sub(less));
+        let to = found.map(|(format, _)| Change::Format(Some(format)));
+        is_served.then(|| self.suggestion(QUANTIZATION, Change::Format(None), to, frees))
     }
 }
 

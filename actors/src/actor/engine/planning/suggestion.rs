@@ -3,6 +3,7 @@
 use std::fmt;
 
 use bursar_budgets::Bytes;
+use bursar_model::checkpoint::WeightQuantization;
 use serde::Serialize;
 
 use crate::{
@@ -19,6 +20,8 @@ pub enum Change {
     Size(Bytes),
     /// A fraction. Suggested fractions are multiples of 1/1000.
     KvShare(f64),
+    /// The format in which weights are quantized while they load. `None` if they are not quantized.
+    Format(Option<WeightQuantization>),
 }
 
 impl Change {
@@ -40,6 +43,7 @@ impl Change {
             ("kv_bytes", Change::Size(bytes)) => changed.kv_bytes = Some(bytes),
             ("memory_fraction", Change::KvShare(share)) => changed.memory_fraction = Some(share),
             ("device_fraction", Change::KvShare(share)) => changed.device_fraction = Some(share),
+            (QUANTIZATION, Change::Format(format)) => changed.quantization = format,
             _ => return None,
         }
         Some(changed)
@@ -54,6 +58,8 @@ impl fmt::Display for Change {
             Change::Size(bytes) if bytes.is_multiple_of(Bytes::mib(1)) => write!(f, "{}MiB", *bytes / Bytes::mib(1)),
             Change::Size(bytes) => write!(f, "{}", bytes.0),
             Change::KvShare(share) => write!(f, "{share}"),
+            Change::Format(Some(format)) => write!(f, "{format}"),
+            Change::Format(None) => write!(f, "none"),
         }
     }
 }
@@ -81,6 +87,9 @@ pub struct Suggestion {
 
 /// The name of the device's memory in suggestions.
 pub const TOTAL: &str = "total";
+
+/// The knob that quantizes weights while they load.
+pub(super) const QUANTIZATION: &str = "quantization";
 
 impl Suggestion {
     pub(super) fn new(names: &Names, knob: &'static str, from: Change, to: Option<Change>, frees: Bytes) -> Self {

@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::Suggestion;
 
 #[derive(Clone, Debug, PartialEq, Error)]
-pub enum Lack {
+pub enum Shortfall {
     /// Memory is missing for the model's minimum, or for a fixed size of the KV cache.
     #[error(
         "it needs {} ({needed}), but only {} ({available}) can be leased: {} ({short_by}) short",
@@ -32,9 +32,9 @@ pub enum Lack {
 
 /// Why a start will not become READY. A plan and a start report this error with the same text.
 #[derive(Clone, Debug, PartialEq, Error)]
-#[error("the model does not fit: {lack}")]
+#[error("the model does not fit: {shortfall}")]
 pub struct Unfit {
-    pub lack: Lack,
+    pub shortfall: Shortfall,
     /// Each knob with a value that makes the model fit if no other knob is changed. Knobs that
     /// cannot help have no value.
     pub suggestions: Vec<Suggestion>,
@@ -43,9 +43,9 @@ pub struct Unfit {
 impl Unfit {
     /// Missing bytes of memory. 0 if something else is missing.
     pub fn short_by(&self) -> Bytes {
-        match self.lack {
-            Lack::Memory { short_by, .. } => short_by,
-            Lack::Tokens { .. } => Bytes::ZERO,
+        match self.shortfall {
+            Shortfall::Memory { short_by, .. } => short_by,
+            Shortfall::Tokens { .. } => Bytes::ZERO,
         }
     }
 }
@@ -60,17 +60,17 @@ impl Hint for Unfit {
 
 /// The reason why a model does not fit on one particular number of devices.
 #[derive(Clone, Debug, PartialEq, Error)]
-pub enum RanksLack {
+pub enum RanksShortfall {
     /// The model cannot be divided among this many ranks, because its heads, columns, experts or
     /// scale blocks are not divisible.
     #[error("{0}")]
-    Cut(String),
+    Indivisible(String),
     /// The resource that each device lacks.
     #[error(transparent)]
-    Lack(#[from] Lack),
+    OnEach(#[from] Shortfall),
 }
 
-impl Serialize for RanksLack {
+impl Serialize for RanksShortfall {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -80,17 +80,18 @@ impl Serialize for RanksLack {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RanksTried {
     pub ranks: usize,
-    pub lack: RanksLack,
+    #[serde(rename = "lack")]
+    pub shortfall: RanksShortfall,
 }
 
 impl fmt::Display for RanksTried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.lack {
-            RanksLack::Lack(Lack::Memory { short_by, .. }) => {
+        match &self.shortfall {
+            RanksShortfall::OnEach(Shortfall::Memory { short_by, .. }) => {
                 let on_each = if self.ranks > 1 { " on each" } else { "" };
                 write!(f, "{}: {} ({short_by}) short{on_each}", self.ranks, short_by.exact())
             }
-            lack => write!(f, "{}: {lack}", self.ranks),
+            shortfall => write!(f, "{}: {shortfall}", self.ranks),
         }
     }
 }

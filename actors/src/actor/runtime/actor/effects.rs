@@ -66,7 +66,7 @@ impl CarryOut for RuntimeState {
                 let device = DeviceLabel::of(self.device().as_ref());
                 metric::BUDGET_RESTARTS_TOTAL.add(&device, 1);
                 metric::BUDGET_UP.set(&device, false);
-                self.settings.mailbox().events().tell(Event::Restart {
+                self.settings.mailbox().events().record(Event::Restart {
                     model: None,
                     actor: Role::Budget.name(),
                     reason,

@@ -33,7 +33,7 @@ impl RuntimeState {
     ) {
         metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.device().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
-        self.settings.mailbox().events().tell(Event::DeviceLost { reason: error.to_string() });
+        self.settings.mailbox().events().record(Event::DeviceLost { reason: error.to_string() });
         // Publish the loss before the engines end. A request whose actors die must see the loss,
         // and must not report an ordinary death of an actor.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });

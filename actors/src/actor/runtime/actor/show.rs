@@ -13,7 +13,7 @@ impl Engine {
     /// itself was READY before.
     pub(super) fn publish_known(&mut self) {
         let weight_store = &self.arguments.weight_store;
-        let was_ready = matches!(*self.arguments.status.look(), Status::Ready(_) | Status::Stopped { .. });
+        let was_ready = matches!(*self.arguments.status.borrow(), Status::Ready(_) | Status::Stopped { .. });
         let is_due = was_ready && self.known.is_none();
         if let (true, Some(model), Some(executor)) = (is_due, weight_store.model(), weight_store.executor()) {
             let (label, architecture) = (self.arguments.label.clone(), Architecture(model.config().architecture()));

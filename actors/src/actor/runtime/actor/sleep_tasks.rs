@@ -87,7 +87,7 @@ impl RuntimeState {
         let EngineArguments { label, budget, wakefulness, status, .. } = &self.engines[name].arguments;
         if let Some(reason) = reason {
             metric::SLEEPS_TOTAL.add(&(label.clone(), reason), 1);
-            budget.tell(Event::Asleep { model: label.clone(), level: level.into() });
+            budget.record(Event::Asleep { model: label.clone(), level: level.into() });
         }
         status.show_last();
         wakefulness.set(WakeState::Asleep(level));
@@ -119,14 +119,14 @@ impl RuntimeState {
         if let Some(reason) = reason {
             metric::WAKES_TOTAL.add(&(label.clone(), reason), 1);
             metric::WAKE_SECONDS.record(label, took);
-            budget.tell(Event::Awake { model: label.clone() });
+            budget.record(Event::Awake { model: label.clone() });
         }
         wakefulness.set(WakeState::Awake);
     }
 
     /// If the model's engine did not start, returns the engine's error.
     fn not_started(&self, name: &str) -> Option<Arc<StartError>> {
-        match &*self.engines[name].arguments.status.look() {
+        match &*self.engines[name].arguments.status.borrow() {
             Status::NotWoken(error) => Some(error.clone()),
             _ => None,
         }
@@ -146,7 +146,7 @@ impl RuntimeState {
                 lacks_memory: true,
             },
         };
-        budget.tell(Event::NotWoken { model: label.clone(), reason: failure.reason.to_string() });
+        budget.record(Event::NotWoken { model: label.clone(), reason: failure.reason.to_string() });
         let level = if weight_store.has_copy() { SleepLevel::Level1 } else { SleepLevel::Level2 };
         wakefulness.fail(level, failure);
     }

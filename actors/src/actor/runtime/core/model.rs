@@ -4,7 +4,7 @@ use std::{mem, time::Duration};
 
 use super::{
     child::Child,
-    sleep_state::{SleepState, Sleepers, WaitingForMemory},
+    sleep_state::{SleepState, SleepWaiters, WaitingForMemory},
 };
 use crate::{sleep::SleepLevel, supervise::Intensity};
 
@@ -45,7 +45,7 @@ impl<W, S> Model<W, S> {
     /// Returns a model whose first engine starts.
     pub fn new(load: u64, intensity: Intensity, sleep_after: Option<Duration>, since: Duration) -> Self {
         let sleep_state =
-            SleepState::Waking(WaitingForMemory { reason: None, since, was_tried: false, again: Sleepers::none() });
+            SleepState::Waking(WaitingForMemory { reason: None, since, was_tried: false, again: SleepWaiters::none() });
         Model {
             load,
             sleep_state,

@@ -10,7 +10,7 @@ use std::{mem, time::Duration};
 
 use super::{
     Effect, Parts, RuntimeCore,
-    sleep_state::{Draining, IdleReport, Next, Releasing, SleepState, Sleepers, WaitingForMemory},
+    sleep_state::{Draining, IdleReport, Next, Releasing, SleepState, SleepWaiters, WaitingForMemory},
 };
 use crate::{
     metric::{SleepReason, WakeReason},
@@ -30,7 +30,7 @@ impl<P: Parts> RuntimeCore<P> {
         };
         match &mut model.sleep_state {
             SleepState::Awake { .. } => {
-                let sleepers = Sleepers::one(level, within, sleeper);
+                let sleepers = SleepWaiters::one(level, within, sleeper);
                 model.sleep_state =
                     SleepState::Draining(Draining { reason: SleepReason::Call, sleepers, wanted: None });
                 self.effects.push(Effect::BeginSleep {
@@ -42,7 +42,7 @@ impl<P: Parts> RuntimeCore<P> {
                 });
             }
             SleepState::Asleep(SleepLevel::Level1) if level == SleepLevel::Level2 => {
-                let sleepers = Sleepers::one(level, within, sleeper);
+                let sleepers = SleepWaiters::one(level, within, sleeper);
                 let next = Next::Sleep(SleepReason::Call, None);
                 model.sleep_state = SleepState::Releasing(Releasing { sleepers, next, end: None });
                 self.effects.push(Effect::ReleaseEngine { name, load, level: Some(level) });
@@ -59,7 +59,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    fn sleep_all(&mut self, name: &str, load: u64, Sleepers { level, within, each }: Sleepers<P::Sleeper>) {
+    fn sleep_all(&mut self, name: &str, load: u64, SleepWaiters { level, within, each }: SleepWaiters<P::Sleeper>) {
         each.into_iter().for_each(|sleeper| self.sleep(name.to_owned(), load, (level, within), sleeper));
     }
 
@@ -74,7 +74,12 @@ impl<P: Parts> RuntimeCore<P> {
             SleepState::Asleep(_) => {
                 self.queue_for_memory(
                     name,
-                    WaitingForMemory { reason: Some(reason), since: now, was_tried: false, again: Sleepers::none() },
+                    WaitingForMemory {
+                        reason: Some(reason),
+                        since: now,
+                        was_tried: false,
+                        again: SleepWaiters::none(),
+                    },
                 );
             }
             SleepState::Releasing(_)
@@ -107,7 +112,7 @@ impl<P: Parts> RuntimeCore<P> {
             return;
         }
         while let Some(name) = self.waiting.front().cloned() {
-            if self.rules.turn.is_some() && self.is_moving() {
+            if self.rules.turn.is_some() && self.is_in_transition() {
                 return;
             }
             let model = self.models.get_mut(&name).filter(|model| model.is_going());
@@ -129,8 +134,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    fn is_moving(&self) -> bool {
-        self.models.values().any(|model| model.is_going() && model.sleep_state.is_moving())
+    fn is_in_transition(&self) -> bool {
+        self.models.values().any(|model| model.is_going() && model.sleep_state.is_in_transition())
     }
 
     /// Called when a model's requests have ended, or have not ended in time.
@@ -190,7 +195,7 @@ impl<P: Parts> RuntimeCore<P> {
         match wanted {
             Some(reason) => self.queue_for_memory(
                 name,
-                WaitingForMemory { reason: Some(reason), since: now, was_tried: false, again: Sleepers::none() },
+                WaitingForMemory { reason: Some(reason), since: now, was_tried: false, again: SleepWaiters::none() },
             ),
             None => self.admit_waiting(),
         }
@@ -232,7 +237,9 @@ impl<P: Parts> RuntimeCore<P> {
     fn release_engine_after(&mut self, name: String, load: u64, waiting: WaitingForMemory<P::Sleeper>, may_wait: bool) {
         let Some(model) = self.models.get_mut(&name) else { return };
         let (sleepers, next) = match (may_wait, waiting) {
-            (true, waiting) => (Sleepers::none(), Next::WaitForMemory(WaitingForMemory { was_tried: true, ..waiting })),
+            (true, waiting) => {
+                (SleepWaiters::none(), Next::WaitForMemory(WaitingForMemory { was_tried: true, ..waiting }))
+            }
             (false, waiting @ WaitingForMemory { reason: None, .. }) => {
                 model.sleep_state = SleepState::Waking(waiting);
                 return self.fail_start(name);
@@ -252,7 +259,7 @@ impl<P: Parts> RuntimeCore<P> {
     }
 
     /// Puts models to sleep that are idle, or whose memory other models need.
-    pub(super) fn look(&mut self, seen: &[IdleReport], now: Duration) {
+    pub(super) fn check_idle(&mut self, seen: &[IdleReport], now: Duration) {
         for IdleReport { name, idle_for, .. } in seen {
             let is_due = self
                 .is_awake(name)
@@ -263,7 +270,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
         self.cancel_unwanted_wakes(seen);
         let Some(turn) = self.rules.turn.filter(|_| !self.waiting.is_empty()) else { return };
-        if self.is_moving() {
+        if self.is_in_transition() {
             return;
         }
         let awake = || seen.iter().filter_map(|seen| self.is_awake(&seen.name).map(|(since, _)| (seen, since)));
@@ -325,7 +332,7 @@ impl<P: Parts> RuntimeCore<P> {
     fn begin_sleep(&mut self, name: String, reason: SleepReason) {
         let Some(model) = self.models.get_mut(&name) else { return };
         let (load, stayed_busy) = (model.load, model.stayed_busy);
-        model.sleep_state = SleepState::Draining(Draining { reason, sleepers: Sleepers::none(), wanted: None });
+        model.sleep_state = SleepState::Draining(Draining { reason, sleepers: SleepWaiters::none(), wanted: None });
         self.effects.push(Effect::BeginSleep { name, load, level: None, within: None, stayed_busy });
     }
 

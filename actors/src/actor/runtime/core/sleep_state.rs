@@ -27,7 +27,7 @@ pub enum SleepState<S> {
 }
 
 /// Callers that wait for a model to sleep, and the combination of their options.
-pub struct Sleepers<S> {
+pub struct SleepWaiters<S> {
     /// The deepest level that any caller asked for.
     pub level: SleepLevel,
     /// The longest time that any caller gives running requests to finish.
@@ -39,14 +39,14 @@ pub struct Sleepers<S> {
 pub struct Draining<S> {
     /// Why the model goes to sleep.
     pub reason: SleepReason,
-    pub sleepers: Sleepers<S>,
+    pub sleepers: SleepWaiters<S>,
     /// If set, the model wakes up again as soon as it is asleep, for this reason.
     pub wanted: Option<WakeReason>,
 }
 
 /// A model whose memory is being released.
 pub struct Releasing<S> {
-    pub sleepers: Sleepers<S>,
+    pub sleepers: SleepWaiters<S>,
     pub next: Next<S>,
     /// If set, the model ends afterwards, for this reason.
     pub end: Option<String>,
@@ -72,16 +72,16 @@ pub struct WaitingForMemory<S> {
     /// Whether the model tried to start and did not fit, and no memory was released since then.
     pub was_tried: bool,
     /// Callers that wait for the model to sleep again after it is awake.
-    pub again: Sleepers<S>,
+    pub again: SleepWaiters<S>,
 }
 
-impl<S> Sleepers<S> {
+impl<S> SleepWaiters<S> {
     pub fn none() -> Self {
-        Sleepers { level: SleepLevel::Level1, within: Duration::ZERO, each: Vec::new() }
+        SleepWaiters { level: SleepLevel::Level1, within: Duration::ZERO, each: Vec::new() }
     }
 
     pub fn one(level: SleepLevel, within: Duration, sleeper: S) -> Self {
-        Sleepers { level, within, each: vec![sleeper] }
+        SleepWaiters { level, within, each: vec![sleeper] }
     }
 
     pub fn join(&mut self, level: SleepLevel, within: Duration, sleeper: S) {
@@ -95,7 +95,7 @@ impl<S> Sleepers<S> {
 
 impl<S> SleepState<S> {
     /// Whether the model is in a transition that may change the available memory.
-    pub fn is_moving(&self) -> bool {
+    pub fn is_in_transition(&self) -> bool {
         matches!(self, SleepState::Draining(_) | SleepState::Releasing(_) | SleepState::Waking(_))
     }
 

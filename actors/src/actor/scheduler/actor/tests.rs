@@ -175,7 +175,7 @@ async fn a_cancelled_sequences_picture_is_held_during_its_last_step() {
     let next = next_step(&bed.jobs).await;
     assert_eq!(next.choices[0].position, 1);
     bed.scheduler.send_message(SchedulerMessage::Cancel(SequenceId(1))).expect("the actor is running");
-    assert_eq!(delivered.recv().await, Some(Delivery::Found(0)));
+    assert_eq!(delivered.recv().await, Some(Delivery::Begun(0)));
     assert_eq!(delivered.recv().await, None, "the stream ends at once");
     assert!(bed.holds_the_picture().await, "the step still reads the picture");
     end(step);
@@ -227,7 +227,7 @@ async fn a_sequence_preempted_after_its_pictures_can_be_readmitted() {
             delivery = younger.recv() => match delivery.expect("the sequence gets a delivery") {
                 Delivery::Token(..) => more += 1,
                 Delivery::Finished(_) => break,
-                delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
+                delivery => assert!(matches!(delivery, Delivery::Begun(_)), "{delivery:?}"),
             },
             step = next_step(&bed.jobs) => end(step),
         }
@@ -262,7 +262,7 @@ async fn a_pool_shrink_is_answered_after_running_steps_end() {
             delivery = delivered.recv() => match delivery.expect("the sequence gets a delivery") {
                 Delivery::Token(..) => tokens += 1,
                 Delivery::Finished(_) => break,
-                delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
+                delivery => assert!(matches!(delivery, Delivery::Begun(_)), "{delivery:?}"),
             },
             step = next_step(&bed.jobs) => {
                 assert!(step.batch.block_tables.iter().all(|block| *block < 4), "no block after the fourth is named");

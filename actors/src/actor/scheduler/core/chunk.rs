@@ -4,7 +4,7 @@
 
 use bursar_model::DRAFTS_OF_STEP;
 
-use super::{SchedulerCore, Sequence, SequenceTokens, StepUnderWay};
+use super::{RunningStep, SchedulerCore, Sequence, SequenceTokens};
 use crate::pace::{Pace, StepWork};
 
 /// The fewest prompt tokens that a step with prompts runs in addition to decoding, so that prompts
@@ -102,7 +102,7 @@ impl SchedulerCore {
 
     /// Learns that the oldest running step took `micros` µs.
     pub(super) fn learn(&mut self, micros: u64) {
-        let has_drafts = |step: &StepUnderWay| step.parts.iter().any(|part| part.drafts + part.further > 0);
+        let has_drafts = |step: &RunningStep| step.parts.iter().any(|part| part.drafts + part.further > 0);
         if let (Some(pace), Some(step)) = (&mut self.pace, self.under_way.front().filter(|step| !has_drafts(step))) {
             pace.costs.learn(&step.work, step.pictures, micros);
         }

@@ -115,7 +115,7 @@ impl SchedulerCore {
         let (cached, tokens) = (found.resident * BLOCK_TOKENS, (found.blocks - found.resident) * BLOCK_TOKENS);
         let missing = found.missing + if found.lacks_state { self.copies.state_blocks } else { 0 };
         missing > 0
-            && (sequence.must_find > 0 || self.copies.costs.are_worth(missing, cached, tokens))
+            && (sequence.must_find > 0 || self.copies.costs.is_copy_cheaper(missing, cached, tokens))
             && (self.kv.is_coming(prefix) || found.has_room)
     }
 

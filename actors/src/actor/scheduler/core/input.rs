@@ -47,9 +47,9 @@ pub enum Effect {
     /// answer arrives as [`Input::Copied`].
     Copy(Box<Copies>),
     /// These sequences wait without blocks, because the next step lacks this many blocks.
-    Short(Vec<SequenceId>, usize),
+    LacksBlocks(Vec<SequenceId>, usize),
     /// A sequence begins, and this many of its tokens are cached. Sent once per sequence.
-    Found(SequenceId, usize),
+    Begun(SequenceId, usize),
     /// A sequence has a new token.
     Token(SequenceId, u32),
     /// A sequence has ended by itself.

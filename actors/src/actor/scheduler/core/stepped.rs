@@ -5,7 +5,7 @@ use crate::{
     kv::BlockEvent,
     scheduler::{
         Finish,
-        step::{PartUnderWay, SequenceTokens},
+        step::{RunningPart, SequenceTokens},
     },
 };
 
@@ -53,10 +53,10 @@ impl SchedulerCore {
         let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
         ended.extend(cancelled);
         ended.iter().for_each(|id| drop(self.take_out(*id)));
-        let mut released = step.released_behind;
+        let mut released = step.release_after_step;
         for id in ended {
             match self.under_way.front_mut().filter(|next| next.has(id)) {
-                Some(next) => next.released_behind.push(id),
+                Some(next) => next.release_after_step.push(id),
                 None => released.push(id),
             }
         }
@@ -68,7 +68,7 @@ impl SchedulerCore {
     /// `drafts_max` are used. Returns how the sequence has ended, if it has.
     fn chose(
         &mut self,
-        part: PartUnderWay,
+        part: RunningPart,
         chosen: &[Option<u32>],
         (proposed, drafts_max): (Vec<u32>, usize),
         effects: &mut Vec<Effect>,
@@ -110,7 +110,7 @@ impl SchedulerCore {
         if let Some(Some(_)) = chosen.first() {
             let (first, keys) = sequence.filled(end);
             for place in self.kv.name(id, first, keys) {
-                self.kv.tell(BlockEvent::Stored(sequence.block(place).into()));
+                self.kv.push_event(BlockEvent::Stored(sequence.block(place).into()));
             }
             self.kv.name_snapshots(id, end, sequence.spec.prefix.as_slice());
             sequence.named = end;

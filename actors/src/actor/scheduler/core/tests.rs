@@ -68,7 +68,7 @@ struct Bed {
     is_hasty: bool,
     /// How often the pool shrank.
     shrinks: usize,
-    /// Whether [`Effect::Found`] is recorded even if no token was cached.
+    /// Whether [`Effect::Begun`] is recorded even if no token was cached.
     hears_all: bool,
     /// Number of steps that were submitted.
     launched: usize,
@@ -130,8 +130,8 @@ impl Bed {
                     self.recorded.push(Effect::Copy(copies));
                 }
                 // Sequences without cached tokens, and waits for blocks, are not recorded.
-                Effect::Found(_, 0) if !self.hears_all => {}
-                Effect::Short(..) => {}
+                Effect::Begun(_, 0) if !self.hears_all => {}
+                Effect::LacksBlocks(..) => {}
                 effect => self.recorded.push(effect),
             }
         }
@@ -172,7 +172,7 @@ impl Bed {
         std::mem::take(&mut self.recorded)
     }
 
-    fn assert_all_home(&self) {
+    fn assert_all_returned(&self) {
         assert_eq!(self.scheduler.counts(), (0, 0));
         assert_eq!(self.scheduler.kv.free_blocks(), self.scheduler.kv.blocks());
         assert!(self.running.is_empty());
@@ -212,7 +212,7 @@ fn a_long_prompt_samples_only_in_its_last_chunk() {
     assert_eq!(bed.running.front().expect("a step").batch.positions, [25, 25, 25]);
     bed.stepped(6);
     assert_eq!(bed.recorded(), [token(1, 5), token(1, 6), finished(1, Finish::Length), released(&[1])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_stop_token_ends_a_sequence_without_being_sent() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).stepped(7).stepped(STOP);
     assert_eq!(bed.recorded(), [token(1, 7), finished(1, Finish::Stop(STOP)), released(&[1])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_row_of_nans_ends_only_its_own_sequence() {
     bed.recorded();
     bed.broke();
     assert_eq!(bed.recorded(), [finished(2, Finish::Broken), released(&[2])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn a_waiting_sequence_is_cancelled_silently() {
     bed.admit(sequence(1, 3, 2)).admit(sequence(2, 3, 2)).cancel(2);
     bed.stepped(5).stepped(5);
     assert_eq!(bed.recorded().last(), Some(&released(&[1])));
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn a_sequence_cancelled_during_a_step_ends_silently_after_it() {
     bed.stepped(6);
     let recorded = bed.recorded();
     assert_eq!(recorded, [token(2, 6), finished(2, Finish::Length), released(&[1, 2])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn cancelling_an_unknown_sequence_or_twice_is_harmless() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.cancel(9).admit(sequence(1, 3, 2)).cancel(1).cancel(1).stepped(5).cancel(1);
     assert_eq!(bed.recorded(), [released(&[1])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 /// Two sequences that were expected to be short, in a pool that cannot hold both to their ends.
@@ -384,7 +384,7 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
         assert_eq!(tokens, 40, "every token of sequence {id} is reported once");
         assert_eq!(recorded.iter().filter(|effect| **effect == finished(id, Finish::Length)).count(), 1);
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
     let sample = |id| NewSequence { group: Some(1), ..alike(id, 40, 9) };
     (1..=2).for_each(|id| bed.scheduler.wait(Sequence::new(sample(id))));
     let effects = bed.scheduler.step(Input::Admit(Box::new(sample(3))));
-    assert!(effects.contains(&Effect::Short(vec![SequenceId(3)], 1)), "{effects:?}");
+    assert!(effects.contains(&Effect::LacksBlocks(vec![SequenceId(3)], 1)), "{effects:?}");
     bed.record(effects);
     assert_eq!(bed.recorded(), [released(&[3])]);
     assert_eq!(bed.parts(), [40, 40], "the preempted sequence fits by prediction but is not admitted at once");
@@ -452,7 +452,7 @@ fn pictures_are_cut_at_chunk_borders() {
     bed.stepped(5);
     assert_eq!(seen(&bed), (vec![0, 1, 2], vec![72, 73, 74]));
     bed.stepped(5);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -473,7 +473,7 @@ fn a_sequence_filling_the_pool_alone_runs_to_its_end() {
     for _ in 0..24 {
         bed.stepped(5);
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 /// A sequence with the same tokens as every other sequence from this function.
@@ -495,11 +495,11 @@ fn a_sequence_with_a_cached_prefix_computes_only_the_rest() {
         (InputToken::Known(7032), 40, vec![0, 1])
     );
     bed.stepped(5).stepped(5);
-    assert!(bed.recorded().contains(&Effect::Found(SequenceId(2), 32)));
+    assert!(bed.recorded().contains(&Effect::Begun(SequenceId(2), 32)));
     bed.admit(alike(3, 40, 1));
     assert_eq!(bed.parts(), [8], "the prefix is still cached after both sequences ended");
     bed.stepped(5);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -515,7 +515,7 @@ fn the_next_turn_reuses_the_blocks_of_the_reply() {
     // No step computed the last token of the reply, so the block with that token is not whole.
     assert_eq!(bed.parts(), [45 - 32]);
     bed.stepped(5);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -541,7 +541,7 @@ fn a_shared_block_is_not_written_again_by_a_waiting_sequence() {
         }
         bed.stepped(5);
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -565,7 +565,7 @@ fn a_prompt_is_scored_once_despite_chunks_and_recomputation() {
     }
     let expected: Vec<_> = (1..33).zip(scored.tokens[1..].iter().copied()).collect();
     assert_eq!(recorded, expected, "each token except the first is scored once, in order");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -591,5 +591,5 @@ fn a_prompt_to_be_scored_is_computed_even_when_cached() {
     assert_eq!(bed.parts(), [40]);
     assert_eq!(bed.running.front().expect("a step").batch.score_rows.len(), 39);
     bed.stepped(5);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }

@@ -76,7 +76,7 @@ impl RequestPictures {
         prefix: &mut PrefixKeys,
     ) -> Result<Vec<Vec<PictureHash>>, ChatError> {
         let files: Vec<MediaKey> = files.iter().map(MediaPlan::key).collect();
-        let named = tree::NAME_PICTURES.ask(vision, |reply| VisionMessage::Name { files, reply }).await;
+        let named = tree::HASH_PICTURES.ask(vision, |reply| VisionMessage::Name { files, reply }).await;
         let mut named = or_none(named)?;
         if named.is_empty() {
             return Ok(named);

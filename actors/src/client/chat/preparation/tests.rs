@@ -175,8 +175,8 @@ fn a_video_without_a_processor_is_refused_naming_its_file() {
     let film = Video::from_frames(vec![picture((50, 50)); 2], 2.0);
     let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("the video was accepted") };
     assert!(matches!(refused, ChatError::Media(MediaError::Video { index: 0, source: VideoError::NoProcessor })));
-    for said in [refused.to_string(), refused.hint()] {
-        assert!(said.contains("video_preprocessor_config.json"), "{said}");
+    for message in [refused.to_string(), refused.hint()] {
+        assert!(message.contains("video_preprocessor_config.json"), "{message}");
     }
 }
 

@@ -289,13 +289,13 @@ impl Driver {
     ) -> Result<Option<RequestPictures>, ChatError> {
         let may_be_computed = may_be_computed && self.scores.is_none();
         let had_turn = !self.produced.is_empty();
-        let Preparation { prompt, pictures, prefix, standing, .. } = &mut self.preparation;
-        let rank = Priority { priority: standing.priority, tenant: standing.tenant.clone(), had_turn };
+        let Preparation { prompt, pictures, prefix, scheduling, .. } = &mut self.preparation;
+        let rank = Priority { priority: scheduling.priority, tenant: scheduling.tenant.clone(), had_turn };
         RequestPictures::get(serving, pictures, prompt, prefix, may_be_computed, rank).await
     }
 
     fn sequence(&self, id: SequenceId, pictures: &RequestPictures) -> NewSequence {
-        let (prompt, standing) = (&self.preparation.prompt, &self.preparation.standing);
+        let (prompt, scheduling) = (&self.preparation.prompt, &self.preparation.scheduling);
         let left = self.stopwatch.patience().left();
         let produced = self.produced.len() as u32;
         let positions = (0..produced).map(|token| [prompt.next_position + token; POSITION_AXES]);
@@ -308,7 +308,11 @@ impl Driver {
             tokens_max: self.preparation.tokens_max,
             pictures: pictures.places(&prompt.pictures),
             prefix: self.preparation.prefix.clone(),
-            scheduling_params: SchedulingParams { priority: standing.priority, tenant: standing.tenant.clone(), left },
+            scheduling_params: SchedulingParams {
+                priority: scheduling.priority,
+                tenant: scheduling.tenant.clone(),
+                left,
+            },
             group: self.group,
             score_prompt: self.preparation.score_prompt.filter(|_| self.scores.is_some()),
             stop_tokens: self.preparation.stop_tokens.clone(),
@@ -358,7 +362,7 @@ impl Driver {
                 None => return Ok(Ended::Over(Life::Lost)),
                 Some(Delivery::Readmit) => return Ok(Ended::Readmit { had_begun }),
                 Some(Delivery::Late(deadline)) => return Err(self.stopwatch.patience().error(deadline)),
-                Some(Delivery::Found(tokens)) => {
+                Some(Delivery::Begun(tokens)) => {
                     had_begun = true;
                     self.stopwatch.start();
                     if self.cached_tokens.is_none() {
@@ -390,7 +394,7 @@ impl Driver {
                         Delivery::Finished(Finish::Length) => Some(Life::Finished(FinishReason::Length)),
                         Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
                         Delivery::Broken(error) => return Err(ChatError::broken(error)),
-                        Delivery::Found(_) | Delivery::Scores { .. } | Delivery::Readmit | Delivery::Late(_) => {
+                        Delivery::Begun(_) | Delivery::Scores { .. } | Delivery::Readmit | Delivery::Late(_) => {
                             unreachable!("these deliveries were handled above")
                         }
                     }

@@ -19,7 +19,7 @@ impl Chat {
     /// let summary = Chat::new().user("Summarize the log of last night.").priority(10);
     /// ```
     pub fn priority(mut self, priority: impl Into<Option<i32>>) -> Self {
-        self.standing.priority = priority.into().unwrap_or(self.standing.priority);
+        self.scheduling.priority = priority.into().unwrap_or(self.scheduling.priority);
         self
     }
 
@@ -33,7 +33,7 @@ impl Chat {
     /// let chat = Chat::new().user("Hello!").tenant("customer-17");
     /// ```
     pub fn tenant(mut self, name: impl Into<String>) -> Self {
-        self.standing.tenant = Tenant::new(name.into());
+        self.scheduling.tenant = Tenant::new(name.into());
         self
     }
 
@@ -41,7 +41,7 @@ impl Chat {
     /// the reply ends with [`ChatError::TooLate`](crate::chat::ChatError::TooLate). Default: the
     /// model's `reply_deadline`. `Duration::MAX` means no deadline.
     pub fn deadline(mut self, deadline: impl Into<Option<Duration>>) -> Self {
-        self.standing.deadlines.reply = deadline.into().or(self.standing.deadlines.reply);
+        self.scheduling.deadlines.reply = deadline.into().or(self.scheduling.deadlines.reply);
         self
     }
 
@@ -56,7 +56,7 @@ impl Chat {
     /// let chat = Chat::new().user("Which way?").queue_deadline(Duration::from_millis(500));
     /// ```
     pub fn queue_deadline(mut self, deadline: Duration) -> Self {
-        self.standing.deadlines.queue = Some(deadline);
+        self.scheduling.deadlines.queue = Some(deadline);
         self
     }
 
@@ -65,7 +65,7 @@ impl Chat {
     /// deadline, the chat ends before it uses any memory of the model. Default: the model's
     /// `first_token_deadline`.
     pub fn first_token_deadline(mut self, deadline: Duration) -> Self {
-        self.standing.deadlines.first_token = Some(deadline);
+        self.scheduling.deadlines.first_token = Some(deadline);
         self
     }
 }

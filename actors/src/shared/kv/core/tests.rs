@@ -44,12 +44,12 @@ fn fill(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) {
             pictures: Vec::new(),
             salt: None,
         };
-        kv.tell(BlockEvent::Stored(block.into()));
+        kv.push_event(BlockEvent::Stored(block.into()));
     }
 }
 
 /// Applies all new events to the set of blocks that a listener knows.
-fn hear(kv: &mut KvCore, known: &mut BTreeSet<PrefixKey>) {
+fn apply_events(kv: &mut KvCore, known: &mut BTreeSet<PrefixKey>) {
     for event in kv.take_events() {
         match event {
             BlockEvent::Stored(block) => known.insert(block.key),
@@ -205,14 +205,14 @@ fn block_events_report_named_blocks_and_evicted_content() {
     kv.allot(&[demand(A, 0, 33)]);
     fill(&mut kv, A, 7, 33);
     kv.release(A);
-    hear(&mut kv, &mut known);
+    apply_events(&mut kv, &mut known);
     assert_eq!(known, keys(7, 33).into_iter().collect(), "released blocks keep their content");
     kv.allot(&[demand(B, 0, 32)]);
-    hear(&mut kv, &mut known);
+    apply_events(&mut kv, &mut known);
     assert_eq!(known, keys(7, 16).into_iter().collect());
     kv.release(B);
     kv.shrink(0);
-    hear(&mut kv, &mut known);
+    apply_events(&mut kv, &mut known);
     assert_eq!(known, BTreeSet::new());
 }
 

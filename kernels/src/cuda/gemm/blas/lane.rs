@@ -30,7 +30,7 @@ use crate::{DType, QuantizationScheme};
 const PROPOSALS: usize = 12;
 
 /// A proposal this many times slower than the fastest in the first round is dropped.
-const OUT_OF_REACH: f32 = 1.25;
+const DROP_RATIO: f32 = 1.25;
 
 /// Maximum number of proposals left after the first round.
 const FINALISTS: usize = 4;
@@ -96,7 +96,7 @@ impl LaneGemms {
 
     /// Discards the algorithms chosen for a GEMM with few rows, because a faster algorithm may have
     /// been found. `alike` is the GEMM with any number of rows.
-    pub(in crate::cuda) fn forget_few(&mut self, alike: GemmProblem) {
+    pub(in crate::cuda) fn forget_small_m(&mut self, alike: GemmProblem) {
         let is_other = |problem: &GemmProblem| {
             problem.rows > MEMORY_BOUND_ROWS || GemmProblem { rows: alike.rows, ..*problem } != alike
         };
@@ -237,7 +237,7 @@ impl LaneGemms {
             }
             timed.sort_by(by_time);
             timed.truncate(rest);
-            let most = timed.first().map_or(0.0, |(fastest, _)| OUT_OF_REACH * fastest);
+            let most = timed.first().map_or(0.0, |(fastest, _)| DROP_RATIO * fastest);
             timed.retain(|(milliseconds, _)| *milliseconds <= most);
         }
         match (timed.first(), refused) {
@@ -250,7 +250,7 @@ impl LaneGemms {
 fn no_algorithm(problem: GemmProblem) -> DeviceError {
     DeviceError::Driver {
         call: "cublasLtMatmulAlgoGetHeuristic",
-        said: format!("cuBLASLt has no algorithm for {problem:?}"),
+        message: format!("cuBLASLt has no algorithm for {problem:?}"),
     }
 }
 

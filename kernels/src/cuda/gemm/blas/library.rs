@@ -181,7 +181,7 @@ impl Blas {
         let calls = device.kept(&format!("cuBLASLt of {candidates:?}"), || find(&candidates, folders))?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the handle is writable, and the context is current.
-        said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
+        check("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
         Ok(Blas { calls, handle, device: device.clone() })
     }
 
@@ -195,7 +195,7 @@ impl Blas {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a local variable, so the new handle may be written to it.
         let made = unsafe { (self.calls.desc_create)(&mut raw, number::COMPUTE_32F, number::of(crate::DType::F32)) };
-        said("cublasLtMatmulDescCreate", made)?;
+        check("cublasLtMatmulDescCreate", made)?;
         Ok(self.object(raw, self.calls.desc_destroy))
     }
 
@@ -203,7 +203,7 @@ impl Blas {
         // SAFETY: the value has the attribute's size, because each caller passes a value
         // of the attribute's type.
         let set = unsafe { (self.calls.desc_set)(desc.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
-        said("cublasLtMatmulDescSetAttribute", set)
+        check("cublasLtMatmulDescSetAttribute", set)
     }
 
     fn prefer<T: Copy>(&self, preference: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
@@ -211,7 +211,7 @@ impl Blas {
         // SAFETY: the value has the attribute's size, because each caller passes a value
         // of the attribute's type.
         let set = unsafe { set(preference.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
-        said("cublasLtMatmulPreferenceSetAttribute", set)
+        check("cublasLtMatmulPreferenceSetAttribute", set)
     }
 
     /// Describes a column-major matrix, which is how the library sees this project's rows.
@@ -219,7 +219,7 @@ impl Blas {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a local variable, so the new handle may be written to it.
         let made = unsafe { (self.calls.layout_create)(&mut raw, kind, rows as u64, columns as u64, pitch as i64) };
-        said("cublasLtMatrixLayoutCreate", made)?;
+        check("cublasLtMatrixLayoutCreate", made)?;
         Ok(self.object(raw, self.calls.layout_destroy))
     }
 
@@ -232,7 +232,7 @@ impl Blas {
     ) -> Result<Vec<Proposal>, DeviceError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a local variable, so the new handle may be written to it.
-        said("cublasLtMatmulPreferenceCreate", unsafe { (self.calls.preference_create)(&mut raw) })?;
+        check("cublasLtMatmulPreferenceCreate", unsafe { (self.calls.preference_create)(&mut raw) })?;
         let preference = self.object(raw, self.calls.preference_destroy);
         let (mut found, mut proposals) = (0, vec![Proposal::NONE; most]);
         self.prefer(&preference, number::PREFERENCE_WORKSPACE, workspace_bytes)?;
@@ -252,7 +252,7 @@ impl Blas {
                 proposals.as_mut_ptr(),
                 &mut found,
             );
-            said("cublasLtMatmulAlgoGetHeuristic", asked)?;
+            check("cublasLtMatmulAlgoGetHeuristic", asked)?;
         }
         proposals.truncate(found.max(0) as usize);
         proposals.retain(|proposal| proposal.status == number::SUCCESS);
@@ -306,7 +306,7 @@ impl Blas {
                 stream,
             )
         };
-        said("cublasLtMatmul", status).map_err(|error| match status {
+        check("cublasLtMatmul", status).map_err(|error| match status {
             11 | 13 | 14 => self.why(error),
             _ => error,
         })
@@ -367,7 +367,7 @@ const LOADED_MOST: Bytes = Bytes::mib(32);
 
 /// Turns a status into an error. For a failed GEMM, [`Blas::why`] may replace the error with a more
 /// specific error.
-fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
+fn check(call: &'static str, status: i32) -> Result<(), DeviceError> {
     let name = match status {
         number::SUCCESS => return Ok(()),
         1 => "not initialized",
@@ -382,7 +382,7 @@ fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
     };
     match status {
         3 => Err(no_memory(Bytes::ZERO)),
-        _ => Err(DeviceError::Driver { call, said: format!("{name} ({status})") }),
+        _ => Err(DeviceError::Driver { call, message: format!("{name} ({status})") }),
     }
 }
 
@@ -403,9 +403,9 @@ mod tests {
         let candidates = BLAS_NAMES.map(|name| nowhere.join(name));
         let error = find(&candidates, &[nowhere]).map(drop).expect_err("the library does not exist");
         assert!(matches!(error, OpenError::NoBlas { .. }), "{error:?}");
-        let said = error.to_string();
-        assert!(said.starts_with("cuBLASLt was not found") && said.contains("/nowhere/lib"), "{said}");
-        assert!(BLAS_NAMES.iter().all(|name| said.contains(name)), "{said}");
+        let message = error.to_string();
+        assert!(message.starts_with("cuBLASLt was not found") && message.contains("/nowhere/lib"), "{message}");
+        assert!(BLAS_NAMES.iter().all(|name| message.contains(name)), "{message}");
         let hint = error.hint().expect("the error has a hint");
         assert!(hint.contains("pip install nvidia-cublas") && hint.contains("BURSAR_CUDA_LIB"), "{hint}");
     }

@@ -226,7 +226,7 @@ async fn only_bytes_that_appear_during_sizing_are_overhead() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
     let books = async || {
-        budget.room().await.expect("the budget answers");
+        budget.available_while_sizing().await.expect("the budget answers");
         let ledger = filled.bed.snapshot().await;
         (ledger.overhead, ledger.foreign)
     };

@@ -14,7 +14,7 @@ use bursar_model::{
 
 use super::*;
 use crate::{
-    engine::{Forecast, Lack, Limits, LoadOptions},
+    engine::{Forecast, Limits, LoadOptions, Shortfall},
     profile::default_canary,
 };
 
@@ -44,7 +44,8 @@ impl Subject {
 
     fn question<'q>(&'q self, options: &'q LoadOptions, place: MemoryState) -> Question<'q> {
         let pictures = self.checkpoint.image_processor.as_ref();
-        Question { model: &self.model, pictures, target: self.target, options, place }
+        let checkpoint = Some(&self.checkpoint);
+        Question { model: &self.model, pictures, checkpoint, target: self.target, options, place }
     }
 
     fn least(&self, options: &LoadOptions) -> Bytes {
@@ -64,7 +65,13 @@ fn card_of(total: Bytes) -> MemoryState {
 
 fn fits_with(question: &Question<'_>, suggestion: &Suggestion, to: Change) -> bool {
     let (mut place, mut options) = (question.place, question.options.clone());
+    let mut quantized = None;
     match (suggestion.knob, to) {
+        (QUANTIZATION, Change::Format(Some(format))) => {
+            let checkpoint = question.checkpoint.expect("a format was suggested");
+            let model = Model::plan_quantized(checkpoint, format, &question.target, 1).expect("the format is served");
+            (quantized, options.quantization) = (model, Some(format));
+        }
         (TOTAL, Change::Size(bytes)) => place.total = bytes,
         ("canary", Change::Size(bytes)) => place.canary = Some(bytes),
         _ => {
@@ -72,7 +79,8 @@ fn fits_with(question: &Question<'_>, suggestion: &Suggestion, to: Change) -> bo
             options = changed.over(&options).expect("the suggested value is valid for the model");
         }
     }
-    Forecast::of(&Question { options: &options, place, ..*question }).is_ok_and(|forecast| forecast.fits())
+    let model = quantized.as_ref().unwrap_or(question.model);
+    Forecast::of(&Question { model, options: &options, place, ..*question }).is_ok_and(|forecast| forecast.fits())
 }
 
 /// Checks every suggestion. Returns the knobs for which a value was suggested.
@@ -95,6 +103,8 @@ fn checked(question: &Question<'_>) -> Vec<&'static str> {
             }
             (Change::Size(to), Change::Size(from)) if to < from => Change::Size(to + Bytes::mib(8)),
             (Change::Size(to), _) => Change::Size(to.saturating_sub(Bytes::mib(8))),
+            (Change::Format(Some(WeightQuantization::Int4)), _) => Change::Format(Some(WeightQuantization::Fp8)),
+            (Change::Format(_), from) => from,
         };
         let is_now = match (nearer, *from) {
             (Change::Count(nearer), Change::Count(from)) => nearer.abs_diff(from) < step,
@@ -135,18 +145,18 @@ fn each_suggestion_fits_alone_and_is_the_smallest_change() {
 #[test]
 fn a_fixed_size_lacks_memory_if_large_and_tokens_if_small() {
     let subject = Subject::demo();
-    let lack = |kv_tokens| {
+    let shortfall = |kv_tokens| {
         let options = LoadOptions { kv_tokens: Some(kv_tokens), ..LoadOptions::small() };
         let forecast = Forecast::of(&subject.question(&options, host_of(Bytes::mib(64))))
             .expect("the requirements can be planned");
-        (forecast.unfit.expect("the model does not fit").lack, forecast.plan.total())
+        (forecast.unfit.expect("the model does not fit").shortfall, forecast.plan.total())
     };
-    let (Lack::Memory { needed, available, short_by }, planned) = lack(1 << 20) else {
-        panic!("the lack is not memory")
+    let (Shortfall::Memory { needed, available, short_by }, planned) = shortfall(1 << 20) else {
+        panic!("the shortfall is not memory")
     };
     assert_eq!((needed, short_by), (planned, needed - available), "the plan includes the fixed part");
-    let (few, _) = lack(100);
-    assert_eq!(few, Lack::Tokens { tokens: 112, context_tokens: 512 });
+    let (few, _) = shortfall(100);
+    assert_eq!(few, Shortfall::Tokens { tokens: 112, context_tokens: 512 });
 }
 
 #[test]
@@ -219,4 +229,46 @@ fn fewer_suggested_sequences_also_lower_the_automatically_raised_step() {
     let raised = most(None);
     assert!(raised > most(Some(20_000)), "with {raised} the step is kept or shrinks with the sequences");
     assert!(raised > 1000, "{raised}");
+}
+
+/// The format that is suggested for an L4-like GPU with this many GiB; the outer `None` if the model fits.
+fn suggested_format(subject: &Subject, options: &LoadOptions, gib: u64) -> Option<Option<Change>> {
+    let question = subject.question(options, card_of(Bytes::gib(gib)));
+    let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit?;
+    let found = unfit.suggestions.iter().find(|suggestion| suggestion.knob == QUANTIZATION);
+    Some(found.expect("the weights are not quantized").to)
+}
+
+#[test]
+fn weights_are_quantized_in_the_largest_format_that_fits() {
+    let (subject, options) = (Subject::released_shape(), LoadOptions::default());
+    let found: Vec<_> = (4..32).map_while(|gib| suggested_format(&subject, &options, gib)).collect();
+    let mut distinct = found.clone();
+    distinct.dedup();
+    let [fp8, int4] =
+        [WeightQuantization::Fp8, WeightQuantization::Int4].map(|format| Some(Change::Format(Some(format))));
+    assert_eq!(distinct, [None, int4, fp8], "from no format over the smallest one to FP8: {found:?}");
+    let fitting = 4 + found.iter().position(|to| *to == int4).expect("int4 was suggested") as u64;
+    checked(&subject.question(&options, card_of(Bytes::gib(fitting))));
+}
+
+#[test]
+fn a_format_is_suggested_only_if_it_changes_the_weights_and_the_target_has_kernels() {
+    let (subject, card) = (Subject::released_shape(), card_of(Bytes::gib(8)));
+    let knobs = |subject: &Subject, options: &LoadOptions| {
+        let forecast = Forecast::of(&subject.question(options, card)).expect("the requirements can be planned");
+        forecast
+            .unfit
+            .expect("8 GiB are too few")
+            .suggestions
+            .into_iter()
+            .map(|suggestion| suggestion.knob)
+            .collect::<Vec<_>>()
+    };
+    assert!(knobs(&subject, &LoadOptions::default()).contains(&QUANTIZATION));
+    let options = LoadOptions { quantization: Some(WeightQuantization::Int4), ..LoadOptions::default() };
+    assert!(!knobs(&subject, &options).contains(&QUANTIZATION), "the user has chosen a format");
+    let old = CudaTarget { capability: (7, 0), sms: 80, activation: DType::F16 };
+    let subject = Subject { target: Target::Cuda(old), ..subject };
+    assert!(!knobs(&subject, &LoadOptions::default()).contains(&QUANTIZATION), "no kernels for quantized weights");
 }

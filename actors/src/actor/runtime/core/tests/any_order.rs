@@ -169,8 +169,8 @@ impl World {
             for effect in self.core.step(input, self.now) {
                 match effect {
                     Effect::ReportIdle => {
-                        let look = self.look();
-                        inputs.push_back(look);
+                        let reports = self.check_idle();
+                        inputs.push_back(reports);
                     }
                     effect => self.carry_out(effect),
                 }
@@ -179,7 +179,7 @@ impl World {
     }
 
     /// Returns idle reports. Whether a model is idle changes from one call to the next.
-    fn look(&mut self) -> Input<Numbers> {
+    fn check_idle(&mut self) -> Input<Numbers> {
         self.next += 1;
         let seen = |(at, name): (usize, &String)| {
             let is_busy = (self.next + at as u64).is_multiple_of(3);
@@ -244,8 +244,8 @@ impl World {
                 self.promised.push(Input::Woken { name, load });
             }
             Effect::ReportIdleLater { .. } => {
-                let look = self.look();
-                self.promised.push(look);
+                let reports = self.check_idle();
+                self.promised.push(reports);
             }
             Effect::AnswerSleeper { sleeper, .. } => self.answered(sleeper),
             Effect::ReportIdle => unreachable!("this effect was handled above"),

@@ -61,7 +61,7 @@ impl Bed {
 
     /// Reports for how many seconds each model has been idle. `None` means that the model has
     /// requests, which wait if the model sleeps.
-    fn look(&mut self, seen: &[(&str, Option<u64>)]) -> Vec<String> {
+    fn check_idle(&mut self, seen: &[(&str, Option<u64>)]) -> Vec<String> {
         let seen = seen.iter().map(|(name, idle_for)| IdleReport {
             name: text(name),
             idle_for: idle_for.map(Duration::from_secs),
@@ -80,7 +80,7 @@ fn in_turn() -> Bed {
     bed.load("other");
     assert_eq!(bed.not_woken("other", true), ["other lies down"]);
     assert_eq!(bed.fell_asleep("other", 1), ["other is waking", "look"]);
-    assert_eq!(bed.look(&[("demo", Some(1)), ("other", None)]), ["demo falls asleep within None"]);
+    assert_eq!(bed.check_idle(&[("demo", Some(1)), ("other", None)]), ["demo falls asleep within None"]);
     assert_eq!(bed.drained("demo", 0), ["demo lies down"]);
     assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for Some(MakeRoom)", "waken other as 2"]);
     assert_eq!(bed.woken("other", 1), ["other is awake for None after 0ns"]);
@@ -185,11 +185,11 @@ fn an_unload_during_a_suspend_ends_the_model_afterwards() {
 #[test]
 fn an_idle_model_falls_asleep_only_after_its_idle_time() {
     let mut bed = serving();
-    assert!(bed.look(&[("demo", Some(90))]).is_empty(), "the engine has not started");
+    assert!(bed.check_idle(&[("demo", Some(90))]).is_empty(), "the engine has not started");
     bed.woken("demo", 0);
-    assert!(bed.look(&[("demo", Some(59))]).is_empty());
-    assert!(bed.look(&[("demo", None)]).is_empty());
-    assert_eq!(bed.look(&[("demo", Some(60))]), ["demo falls asleep within None"]);
+    assert!(bed.check_idle(&[("demo", Some(59))]).is_empty());
+    assert!(bed.check_idle(&[("demo", None)]).is_empty());
+    assert_eq!(bed.check_idle(&[("demo", Some(60))]), ["demo falls asleep within None"]);
 }
 
 #[test]
@@ -201,8 +201,8 @@ fn a_wake_without_memory_suspends_the_least_recently_used_model() {
     bed.not_woken("demo", true);
     assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "look"]);
     let seen = [("demo", None), ("other", Some(2)), ("third", Some(3))];
-    assert_eq!(bed.look(&seen), ["third falls asleep within None"]);
-    assert!(bed.look(&seen).is_empty(), "only one model falls asleep at a time");
+    assert_eq!(bed.check_idle(&seen), ["third falls asleep within None"]);
+    assert!(bed.check_idle(&seen).is_empty(), "only one model falls asleep at a time");
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn an_endless_reply_does_not_block_models_waiting_for_memory() {
     bed.fell_asleep("demo", 0);
     bed.now += 5 * SECOND;
     let busy = [("demo", None), ("other", None), ("third", None)];
-    assert_eq!(bed.look(&busy), ["other falls asleep within None"]);
+    assert_eq!(bed.check_idle(&busy), ["other falls asleep within None"]);
     bed.sleep("other", 1, "user");
     let effects = bed.stayed_busy("other", 1);
     assert_eq!(
@@ -224,11 +224,15 @@ fn an_endless_reply_does_not_block_models_waiting_for_memory() {
         "the user allowed another drain time"
     );
     assert_eq!(bed.stayed_busy("other", 1), ["other stays awake", "answer user: false", "look"]);
-    assert_eq!(bed.look(&busy), ["third falls asleep within None"]);
+    assert_eq!(bed.check_idle(&busy), ["third falls asleep within None"]);
     assert_eq!(bed.stayed_busy("third", 3), ["third stays awake", "look"]);
-    assert_eq!(bed.look(&busy), [r#"look when any of ["other", "third"] is idle, or after 5s"#]);
+    assert_eq!(bed.check_idle(&busy), [r#"look when any of ["other", "third"] is idle, or after 5s"#]);
     bed.now += 5 * SECOND;
-    assert_eq!(bed.look(&busy), ["other falls asleep after 1 times"], "the other model has served for a whole turn");
+    assert_eq!(
+        bed.check_idle(&busy),
+        ["other falls asleep after 1 times"],
+        "the other model has served for a whole turn"
+    );
     bed.drained("other", 1);
     assert_eq!(bed.fell_asleep("other", 1), ["other sleeps at 1 for Some(MakeRoom)", "waken demo as 5"]);
 }
@@ -240,7 +244,7 @@ fn a_sleep_request_to_a_waking_model_is_delayed() {
     assert_eq!(bed.not_woken("demo", true), ["demo lies down"]);
     assert!(bed.sleep("demo", 0, "user").is_empty());
     assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "look"]);
-    bed.look(&[("demo", None), ("other", Some(1))]);
+    bed.check_idle(&[("demo", None), ("other", Some(1))]);
     bed.drained("other", 1);
     bed.fell_asleep("other", 1);
     let effects = bed.woken("demo", 0);
@@ -256,9 +260,9 @@ fn busy_models_take_turns_of_a_minimum_length() {
     bed.not_woken("demo", true);
     bed.fell_asleep("demo", 0);
     let busy = [("demo", None), ("other", None)];
-    assert_eq!(bed.look(&busy), [r#"look when any of ["other"] is idle, or after 5s"#]);
+    assert_eq!(bed.check_idle(&busy), [r#"look when any of ["other"] is idle, or after 5s"#]);
     bed.now += 5 * SECOND;
-    assert_eq!(bed.look(&busy), ["other falls asleep within None"]);
+    assert_eq!(bed.check_idle(&busy), ["other falls asleep within None"]);
     assert!(bed.wake("other", 1).is_empty(), "a request for the other model came meanwhile");
     bed.drained("other", 1);
     let effects = bed.fell_asleep("other", 1);
@@ -272,7 +276,7 @@ fn busy_models_take_turns_of_a_minimum_length() {
     bed.not_woken("other", true);
     bed.fell_asleep("other", 1);
     assert_eq!(
-        bed.look(&busy),
+        bed.check_idle(&busy),
         [r#"look when any of ["demo"] is idle, or after 5s"#],
         "the model that just woke keeps its turn"
     );
@@ -291,7 +295,11 @@ fn a_wake_that_no_model_can_make_room_for_fails() {
     bed.wake("demo", 0);
     bed.not_woken("demo", true);
     bed.fell_asleep("demo", 0);
-    assert_eq!(bed.look(&[("demo", Some(0)), ("other", None)]), ["demo lies down"], "no caller waits for the model");
+    assert_eq!(
+        bed.check_idle(&[("demo", Some(0)), ("other", None)]),
+        ["demo lies down"],
+        "no caller waits for the model"
+    );
     assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for None"]);
     bed.wake("demo", 0);
     bed.not_woken("demo", true);
@@ -307,7 +315,7 @@ fn a_wake_that_no_model_can_make_room_for_fails() {
     alone.load("demo");
     alone.not_woken("demo", true);
     alone.fell_asleep("demo", 0);
-    assert_eq!(alone.look(&[("demo", None)]), ["demo did not start", "end demo of 0: it did not start"]);
+    assert_eq!(alone.check_idle(&[("demo", None)]), ["demo did not start", "end demo of 0: it did not start"]);
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn small_requests_overtake_one_that_does_not_fit_yet() {
     while !bed.running.is_empty() {
         bed.stepped(5);
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -167,7 +167,7 @@ proptest! {
             bed.stepped(5);
             count(&mut bed, &mut lost);
         }
-        bed.assert_all_home();
+        bed.assert_all_returned();
     }
 }
 

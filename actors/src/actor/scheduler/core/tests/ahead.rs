@@ -128,7 +128,7 @@ fn a_stop_token_discards_the_sequences_running_step() {
     assert_eq!(bed.running.len(), 1, "no further step is planned for the sequence");
     bed.stepped(8);
     assert_eq!(bed.recorded(), [released(&[1])], "the token chosen after the end is dropped");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_length_limit_known_in_advance_wastes_no_step() {
     assert_eq!((bed.running.len(), bed.recorded()), (1, vec![token(1, 7)]), "the last token is in the running step");
     bed.stepped(8);
     assert_eq!(bed.recorded(), [token(1, 8), finished(1, Finish::Length), released(&[1])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn a_cancelled_sequence_is_not_planned_again() {
     bed.stepped(5);
     assert!(bed.recorded().contains(&released(&[1])));
     bed.cancel(2).stepped(5).stepped(5);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn a_nan_row_ends_its_sequence_despite_a_planned_step() {
     assert_eq!(bed.recorded(), [finished(1, Finish::Broken)]);
     bed.stepped(7);
     assert_eq!(bed.recorded(), [released(&[1])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
     bed.admit(alike(2, 32, 1));
     assert_eq!(bed.parts(), [32], "the blocks of the broken sequence are not cached");
 }
@@ -263,7 +263,7 @@ fn a_wasted_step_caches_nothing() {
     // The step after the reply's end would have filled a second block with a
     // token outside the reply.
     bed.admit(alike(1, 31, 9)).stepped(STOP).stepped(7);
-    bed.assert_all_home();
+    bed.assert_all_returned();
     assert_eq!(bed.scheduler.kv.usage().cached, 1);
 }
 
@@ -312,7 +312,7 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
         let tokens = recorded.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
         assert_eq!(tokens, 30, "every token of sequence {id} is reported once");
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 /// A sequence of a script: its kind, and the tokens that the model chooses for it.
@@ -352,7 +352,7 @@ impl Role {
     }
 
     /// The effects that must be reported for the sequence, unless it is canceled.
-    fn told(&self, id: u64) -> Vec<Effect> {
+    fn effects_of(&self, id: u64) -> Vec<Effect> {
         let (finish, count) = match self.ends_at < self.tokens_max {
             true if self.breaks => (Finish::Broken, self.ends_at),
             true => (Finish::Stop(STOP), self.ends_at),
@@ -427,7 +427,7 @@ impl Script {
                 seen += 1;
             }
         }
-        bed.assert_all_home();
+        bed.assert_all_returned();
         for effect in bed.recorded() {
             if let Effect::Token(id, _) | Effect::Finished(id, _) = effect {
                 played.recorded.entry(id.0).or_default().push(effect);
@@ -499,14 +499,14 @@ proptest! {
         let (with, without) = (script.play(Bed::ahead(script.limits)), script.play(Bed::new(script.limits)));
         prop_assert_eq!(without.planned_ahead, 0);
         for (id, role) in (0..).zip(&script.roles) {
-            let told = role.told(id);
+            let effects = role.effects_of(id);
             let recorded = |played: &Played| played.recorded.get(&id).cloned().unwrap_or_default();
             if !with.cancelled.contains(&id) && !without.cancelled.contains(&id) {
                 prop_assert_eq!(&recorded(&with), &recorded(&without), "sequence {}", id);
-                prop_assert_eq!(recorded(&with), told, "sequence {}", id);
+                prop_assert_eq!(recorded(&with), effects, "sequence {}", id);
                 prop_assert_eq!(with.scored.get(&id), without.scored.get(&id));
             } else {
-                prop_assert!(told.starts_with(&recorded(&with)) && told.starts_with(&recorded(&without)), "sequence {}", id);
+                prop_assert!(effects.starts_with(&recorded(&with)) && effects.starts_with(&recorded(&without)), "sequence {}", id);
             }
         }
     }

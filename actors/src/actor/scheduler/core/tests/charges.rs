@@ -52,7 +52,7 @@ fn a_sequence_cancelled_before_its_first_step_is_not_charged() {
     assert_eq!(charged(&bed, "a"), 0);
     bed.stepped(5).stepped(5);
     assert_eq!(charged(&bed, "b"), 60 + 2);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -139,7 +139,7 @@ impl Account {
             let mut returning = Vec::new();
             for effect in bed.recorded() {
                 match effect {
-                    Effect::Found(id, found) => {
+                    Effect::Begun(id, found) => {
                         _ = self.computed.entry(id.0).or_insert_with(|| self.requests[&id.0].prompt - found)
                     }
                     Effect::Token(id, _) => *self.produced.entry(id.0).or_default() += 1,
@@ -227,6 +227,6 @@ proptest! {
             bed.stepped(5);
             account.settle(&mut bed);
         }
-        bed.assert_all_home();
+        bed.assert_all_returned();
     }
 }

@@ -119,7 +119,7 @@ fn blocks_are_named_by_accepted_tokens_only() {
     assert_eq!(*block.tokens, *[&prompt[..], &[9, 5]].concat());
     let cached = |bed: &mut Bed, id, tokens: &[u32]| {
         bed.admit(quoting(id, tokens, 1));
-        bed.recorded().contains(&Effect::Found(SequenceId(id), 16))
+        bed.recorded().contains(&Effect::Begun(SequenceId(id), 16))
     };
     bed.cancel(1).chose(&[&[12]]);
     let drafted = [&prompt[..], &[9, 6, 7, 8]].concat();
@@ -149,7 +149,7 @@ fn drafts_share_the_limits_of_a_step() {
     assert_eq!(bed.drafted(), [vec![9]]);
     bed.chose(&[&[9, 10]]);
     assert_eq!(bed.recorded().last(), Some(&released(&[1])), "two tokens reach the limit of three");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 /// A sequence whose drafts come from the model's draft head.
@@ -216,7 +216,7 @@ fn blocks_reserved_for_further_drafts_are_released() {
     assert_eq!((bed.drafted()[0].len(), bed.scheduler.kv().usage().held), (8, 2));
     bed.chose_and_drafted(&[&[30]], &[&[]]);
     bed.cancel(1).chose(&[&[31]]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
     // In a pool that is too small for drafts, steps run without them.
     let mut bed = with_head(2, drafting(1, 64, 1, 8));
     bed.admit(headed(1, &prompt[..14], 2));
@@ -249,17 +249,17 @@ fn a_sequence_may_end_inside_a_run_of_accepted_drafts() {
     bed.chose(&[&[9, STOP, 7, 8]]);
     let stopped = [token(1, 8), token(1, 9), finished(1, Finish::Stop(STOP)), released(&[1])];
     assert_eq!(bed.recorded(), stopped);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 
     bed.admit(quoting(2, &[7, 8, 9, 10, 7], 20)).chose(&[&[8]]);
     bed.running.pop_front();
     bed.give(Input::Stepped(vec![vec![Some(9), None]]));
     assert_eq!(bed.recorded(), [token(2, 8), token(2, 9), finished(2, Finish::Broken), released(&[2])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 
     bed.admit(quoting(3, &[7, 8, 9, 10, 7], 20)).chose(&[&[8]]).cancel(3).chose(&[&[9, 10, 7, 8]]);
     assert_eq!(bed.recorded(), [token(3, 8), released(&[3])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]

@@ -58,10 +58,10 @@ fn an_evicted_prefix_is_fetched_from_the_host_not_recomputed() {
     assert!(bed.running.is_empty(), "the sequence waits until its blocks are copied back");
     assert_eq!(copied(&mut bed).1, 2);
     bed.give(Input::Copied(10));
-    assert!(bed.recorded().contains(&Effect::Found(SequenceId(3), 32)));
+    assert!(bed.recorded().contains(&Effect::Begun(SequenceId(3), 32)));
     assert_eq!(bed.parts(), [12]);
     bed.stepped(5).stepped(5);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn two_sequences_with_one_prefix_share_its_fetch() {
     bed.admit(again(3)).admit(NewSequence { tokens_max: 1, ..again(4) });
     assert_eq!(copied(&mut bed).1, 2, "both sequences share one copy");
     bed.give(Input::Copied(10));
-    let found = bed.recorded().into_iter().filter(|effect| matches!(effect, Effect::Found(_, 32))).count();
+    let found = bed.recorded().into_iter().filter(|effect| matches!(effect, Effect::Begun(_, 32))).count();
     assert_eq!(found, 2);
 }
 
@@ -105,9 +105,9 @@ fn a_cancelled_sequence_keeps_its_blocks_until_its_copy_ends() {
     assert!(bed.scheduler.is_known(SequenceId(3)));
     bed.give(Input::Copied(10));
     assert_eq!(bed.recorded(), [released(&[3])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
     bed.admit(again(5));
-    assert!(bed.recorded().contains(&Effect::Found(SequenceId(5), 32)), "the next sequence uses the fetched blocks");
+    assert!(bed.recorded().contains(&Effect::Begun(SequenceId(5), 32)), "the next sequence uses the fetched blocks");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn nothing_is_fetched_for_a_cancelled_sequence() {
         bed.stepped(5);
         bed.all_copied();
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_shrink_copies_removed_blocks_to_the_host_first() {
         bed.all_copied();
     }
     assert_eq!(copied(&mut bed).1, 1, "the block is copied back");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_preempted_sequence_is_copied_back_without_recomputing_its_prompt() {
     assert!(bed.scheduler.preemptions().for_blocks > 0, "the third sequence was preempted");
     assert!(!copies.is_empty(), "the third sequence was copied back");
     assert!(longest <= BLOCK_TOKENS, "{longest} tokens of the sequence were computed in one step");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn a_prefix_is_recomputed_when_copying_takes_longer() {
         micros: 100 + prompt_tokens as u64,
     };
     let measured = MeasuredCosts { steps: vec![step(0, 1), step(16, 1), step(64, 1)], launches: Vec::new() };
-    let costs = CopyCosts::beside(StepCosts::of(&measured));
+    let costs = CopyCosts::with_steps(StepCosts::of(&measured));
     let mut bed = Bed::of(SchedulerCore::new(limits(4, 64, 4)).without_look_ahead().with_host(64, costs), 1);
     bed.admit(sequence(1, 40, 1)).stepped(5);
     bed.admit(sequence(2, 60, 1)).give(Input::Copied(1_000_000)).stepped(5);

@@ -14,9 +14,9 @@ fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usi
 
 /// The sequences that read pictures in the newest step, and the sequences whose pictures
 /// no later step reads.
-fn read_and_past(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
-    let Shown { read, past } = &bed.running.back().expect("a step is under way").shown;
-    (read.iter().map(|id| id.0).collect(), past.iter().map(|id| id.0).collect())
+fn picture_use(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
+    let PictureUse { read, no_longer_read } = &bed.running.back().expect("a step is under way").shown;
+    (read.iter().map(|id| id.0).collect(), no_longer_read.iter().map(|id| id.0).collect())
 }
 
 #[test]
@@ -25,31 +25,32 @@ fn a_picture_is_held_until_its_last_token_is_computed() {
     let mut spec = shown(1, 34, 3, 2..4);
     spec.pictures.extend(shown(1, 34, 3, 12..16).pictures);
     bed.admit(spec);
-    assert_eq!(read_and_past(&bed), (vec![1], vec![]), "the second picture is in the next chunk");
+    assert_eq!(picture_use(&bed), (vec![1], vec![]), "the second picture is in the next chunk");
     bed.stepped(5);
-    assert_eq!(read_and_past(&bed), (vec![1], vec![1]));
+    assert_eq!(picture_use(&bed), (vec![1], vec![1]));
     for _ in 0..2 {
         bed.stepped(5);
-        assert_eq!(read_and_past(&bed), (vec![], vec![]), "the remaining tokens are text");
+        assert_eq!(picture_use(&bed), (vec![], vec![]), "the remaining tokens are text");
     }
     (0..3).for_each(|_| _ = bed.stepped(5));
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
 fn a_picture_in_two_chunks_is_held_for_both() {
     let mut bed = Bed::new(limits(1, 10, 8));
     bed.admit(shown(1, 34, 3, 2..24)).stepped(5);
-    assert_eq!(read_and_past(&bed), (vec![1], vec![]), "the step reads 20 of the picture's 24 tokens");
+    assert_eq!(picture_use(&bed), (vec![1], vec![]), "the step reads 20 of the picture's 24 tokens");
     bed.stepped(5);
-    assert_eq!(read_and_past(&bed), (vec![1], vec![1]));
+    assert_eq!(picture_use(&bed), (vec![1], vec![1]));
 }
 
 #[test]
 fn a_step_planned_ahead_holds_the_pictures_that_it_reads() {
     let mut bed = Bed::ahead(limits(1, 10, 8));
     bed.admit(shown(1, 24, 3, 4..14));
-    let seen: Vec<_> = bed.running.iter().map(|plan| (plan.shown.read.len(), plan.shown.past.len())).collect();
+    let seen: Vec<_> =
+        bed.running.iter().map(|plan| (plan.shown.read.len(), plan.shown.no_longer_read.len())).collect();
     assert_eq!(seen, [(1, 0), (1, 1)], "the picture spans the border between two chunks");
 }
 
@@ -60,8 +61,8 @@ fn a_sequence_with_cached_pictures_releases_them_without_reading() {
     let mut again = shown(1, 40, 2, 2..30);
     again.id = SequenceId(2);
     bed.admit(again);
-    assert!(bed.recorded().contains(&Effect::Found(SequenceId(2), 32)));
-    assert_eq!(read_and_past(&bed), (vec![], vec![2]));
+    assert!(bed.recorded().contains(&Effect::Begun(SequenceId(2), 32)));
+    assert_eq!(picture_use(&bed), (vec![], vec![2]));
 }
 
 /// A sequence whose picture has no rows, because cached blocks are expected to hold its tokens.
@@ -76,7 +77,7 @@ fn a_picture_in_cached_blocks_needs_no_embedding_rows() {
     let mut bed = Bed::new(limits(2, 64, 16));
     bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
     bed.admit(computed(2, 40, 9, 2..30));
-    assert!(bed.recorded().contains(&Effect::Found(SequenceId(2), 32)));
+    assert!(bed.recorded().contains(&Effect::Begun(SequenceId(2), 32)));
     assert!(bed.running.back().expect("a step").batch.picture_rows.is_empty());
     bed.stepped(5);
     bed.scheduler.step(Input::Resize(1));
@@ -100,10 +101,10 @@ fn evicted_blocks_readmit_a_sequence_without_picture_rows() {
         bed.stepped(5);
     }
     let recorded: Vec<_> =
-        bed.recorded.iter().filter(|e| matches!(e, Effect::Readmit(_) | Effect::Found(..))).collect();
+        bed.recorded.iter().filter(|e| matches!(e, Effect::Readmit(_) | Effect::Begun(..))).collect();
     assert_eq!(recorded.last(), Some(&&Effect::Readmit(SequenceId(4))), "{recorded:?}");
-    assert!(!bed.recorded.contains(&Effect::Found(SequenceId(4), 0)) && !bed.scheduler.is_known(SequenceId(4)));
-    bed.assert_all_home();
+    assert!(!bed.recorded.contains(&Effect::Begun(SequenceId(4), 0)) && !bed.scheduler.is_known(SequenceId(4)));
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
         bed.stepped(6);
     }
     assert_eq!(of_third(&bed), 40, "every token is reported once");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn a_pool_shrink_recomputes_only_holders_of_removed_blocks() {
     }
     let of_second = bed.recorded.iter().filter(|effect| matches!(effect, Effect::Token(SequenceId(2), _))).count();
     assert_eq!(of_second, 8, "every token of the second sequence is delivered once");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_pending_pool_shrink_stops_planning() {
     while !bed.running.is_empty() {
         bed.stepped(6);
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_cancellation_during_a_shrink_disturbs_no_other_sequence() {
     while !bed.running.is_empty() {
         bed.stepped(6);
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 /// Sequence 2 has lost its blocks to a shrink. The small sequence 3 would fit, but must wait.

@@ -47,7 +47,7 @@ fn waiting_sequences_are_admitted_by_priority_then_age() {
         bed.admit(urgent(id, priority, 3, 1));
     }
     assert_eq!(bed.ends(), [1, 4, 6, 2, 5, 3]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn an_urgent_sequence_preempts_the_least_urgent_running_one() {
     assert!(recorded.contains(&released(&[1])), "{recorded:?}");
     let ended = bed.ends();
     assert_eq!(ended, [3, 2, 1], "the first sequence continued when a slot was free");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn an_urgent_sequence_preempts_the_fewest_sequences_that_suffice() {
         bed.admit(urgent(5, priority, prompt, 8)).stepped(5);
         let [waiting, _] = bed.ids();
         bed.ends();
-        bed.assert_all_home();
+        bed.assert_all_returned();
         waiting
     };
     assert_eq!(waiting(0, 20), [4], "preempting the least urgent sequence is enough");
@@ -110,7 +110,7 @@ fn a_sequence_is_preempted_for_priority_at_most_twice() {
     }
     assert_eq!((bed.ids(), bed.scheduler.preemptions().for_priority), ([vec![4], vec![1]], 2));
     assert_eq!(bed.ends(), [1, 4]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn no_sequence_is_preempted_for_priority_during_a_step() {
     bed.stepped(5);
     assert_eq!(bed.ids(), [vec![1], vec![2]]);
     assert_eq!(bed.ends(), [2, 1]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 impl Bed {
@@ -165,7 +165,7 @@ fn a_sequence_past_its_queue_deadline_is_dropped_before_admission() {
     assert!(!bed.scheduler.is_known(SequenceId(2)) && bed.running[0].parts == [SequenceId(3)]);
     bed.at(9999);
     assert_eq!(bed.ends(), [3], "the third sequence began before its deadline");
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_sequence_that_cannot_meet_its_deadline_is_not_begun() {
     assert_eq!((is_late(2), is_late(3)), (None, Some(&late(3, Deadline::Reply))));
     assert_eq!(is_late(4), None, "most of the prompt is cached");
     assert_eq!(bed.ends().len(), 2);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 fn of_tenant(id: u64, tenant: &str, prompt: usize, tokens_max: usize) -> NewSequence {
@@ -230,7 +230,7 @@ fn calm_beside_busy(weights: Option<TenantWeights>) -> usize {
     (0..10).for_each(|_| _ = bed.stepped(5));
     (101..=120).for_each(|id| _ = bed.admit(of_tenant(id, "calm", 20, 1)));
     let ended = bed.ends();
-    bed.assert_all_home();
+    bed.assert_all_returned();
     ended[..20].iter().filter(|id| **id > 100).count()
 }
 
@@ -283,7 +283,7 @@ proptest! {
             }
             bed.stepped(5);
         }
-        bed.assert_all_home();
+        bed.assert_all_returned();
     }
 }
 
@@ -336,7 +336,7 @@ struct Watch {
 
 impl Watch {
     /// Checks the effects of one input.
-    fn look(&mut self, bed: &mut Bed, before: &BTreeSet<SequenceId>) {
+    fn check(&mut self, bed: &mut Bed, before: &BTreeSet<SequenceId>) {
         let waiting: BTreeSet<_> = bed.scheduler.waiting.values().map(Sequence::id).collect();
         let admitted = before.difference(&waiting).filter(|id| bed.scheduler.running.contains_key(id)).count();
         let oldest = waiting.first().copied();
@@ -379,7 +379,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
             _ => before,
         };
         bed.give(input);
-        watch.look(bed, &before);
+        watch.check(bed, &before);
     };
     let mut step = |bed: &mut Bed, watch: &mut Watch, leaves: &mut BTreeMap<usize, Vec<u64>>| {
         now += 1;
@@ -416,7 +416,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
         }
         step(&mut bed, &mut watch, &mut leaves);
     }
-    bed.assert_all_home();
+    bed.assert_all_returned();
     watch
 }
 

@@ -53,5 +53,5 @@ fn a_sequence_admitted_at_its_limit_ends_after_one_token() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(NewSequence { produced: 2, ..sequence(1, 5, 2) }).stepped(6);
     assert_eq!(bed.recorded(), [token(1, 6), finished(1, Finish::Length), released(&[1])]);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }

@@ -95,7 +95,7 @@ impl Story {
     /// Records what the sequences found.
     fn note(&mut self) {
         for effect in self.bed.recorded() {
-            if let Effect::Found(id, tokens) = effect {
+            if let Effect::Begun(id, tokens) = effect {
                 self.found.insert(id, tokens);
             }
         }
@@ -423,7 +423,7 @@ fn a_preempted_sequence_resumes_from_a_snapshot() {
     let (end, count) = resumed.expect("the first sequence begins again");
     assert!(end >= 161 && end - count == 128, "{count} tokens of {end} are computed");
     assert!(story.tokens.values().all(|tokens| tokens.len() == 210));
-    story.bed.assert_all_home();
+    story.bed.assert_all_returned();
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn windows_admit_sequences_that_are_longer_than_the_pool() {
     let mut bed = bed(limits(8, 64, 32), &[Some(32)]);
     (1..=8).for_each(|id| drop(bed.admit(sequence(id, 100, 500)).recorded()));
     assert_eq!((run(&mut bed), bed.scheduler.preemptions()), (8, Preemptions::default()));
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn the_smallest_pool_for_a_sequence_never_lacks_a_block() {
         bed.admit(sequence(1, 400, 20));
         run(&mut bed);
         assert_eq!(bed.scheduler.preemptions(), Preemptions::default(), "{windows:?} in {blocks} blocks");
-        bed.assert_all_home();
+        bed.assert_all_returned();
     }
 }
 
@@ -54,5 +54,5 @@ fn a_shared_prompt_is_resumed_within_its_window() {
     // The token after 96 tokens reads from token 65 on, which is in the fifth block.
     assert!(windowed[..4] == [0; 4] && windowed[4..].iter().all(|block| *block > 0), "{windowed:?}");
     bed.stepped(5).stepped(5);
-    bed.assert_all_home();
+    bed.assert_all_returned();
 }

@@ -237,7 +237,7 @@ proptest! {
                 _ => {}
             }
             prop_assert_eq!(kv.free_blocks() + held_blocks(&kv).len(), kv.blocks());
-            hear(&mut kv, &mut known);
+            apply_events(&mut kv, &mut known);
             let places = (0..4).flat_map(|name| keys(name, 96));
             let comes = |name: &Name| kv.coming.values().flatten().any(|(_, coming)| coming == name);
             let leaves = |name: &Name| kv.leaving.iter().any(|(leaving, _)| leaving == name);

@@ -85,7 +85,7 @@ fn a_prefix_ends_where_a_window_is_complete() {
 fn only_blocks_of_the_first_group_are_reported() {
     let (mut kv, mut known) = (mixed(12), BTreeSet::new());
     run(&mut kv, A, 7, 81);
-    hear(&mut kv, &mut known);
+    apply_events(&mut kv, &mut known);
     assert_eq!(known, keys(7, 80).into_iter().collect());
     kv.release(A);
     let full = kv.named.iter().filter(|(name, _)| name.group == 0).count();
@@ -93,10 +93,10 @@ fn only_blocks_of_the_first_group_are_reported() {
     // After the two blank blocks, the blocks that were let go are reused. They are in the second
     // group.
     kv.allot(&[demand(B, 0, 32)]);
-    hear(&mut kv, &mut known);
+    apply_events(&mut kv, &mut known);
     assert_eq!((known.len(), kv.named.len()), (5, 8));
     kv.shrink(0);
-    hear(&mut kv, &mut known);
+    apply_events(&mut kv, &mut known);
     assert!(known.is_empty());
 }
 

@@ -20,7 +20,7 @@ const EPSILON: f32 = 1e-6;
 
 /// A step whose tokens fill all blocks, in random order of slots.
 #[derive(Clone, Debug)]
-pub struct Turned {
+pub struct RotaryKv {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
@@ -43,11 +43,11 @@ struct Numbers {
     scales: Vec<f32>,
 }
 
-impl Turned {
+impl RotaryKv {
     /// Heads of which only the first elements are rotated, with norms whose weights are centered on
     /// zero, as in Qwen3.5.
-    pub fn partial_cases() -> Vec<Turned> {
-        let case = |(heads, kv_heads, head_dim, pairs): (usize, usize, usize, usize), axes| Turned {
+    pub fn partial_cases() -> Vec<RotaryKv> {
+        let case = |(heads, kv_heads, head_dim, pairs): (usize, usize, usize, usize), axes| RotaryKv {
             heads,
             kv_heads,
             head_dim,
@@ -61,13 +61,13 @@ impl Turned {
     }
 
     /// All kinds of heads and axes, with norms and without.
-    pub fn cases() -> Vec<Turned> {
+    pub fn cases() -> Vec<RotaryKv> {
         let mut cases = Vec::new();
         for (heads, kv_heads, head_dim) in [(4, 2, 128), (7, 1, 64), (3, 3, 80), (5, 1, 32), (2, 1, 34), (32, 8, 128)] {
             let third = head_dim / 8;
             for axes in [PairAxes::Sections(vec![head_dim / 2]), PairAxes::Interleaved(third, third)] {
                 let pairs = head_dim / 2;
-                let case = Turned {
+                let case = RotaryKv {
                     heads,
                     kv_heads,
                     head_dim,
@@ -77,8 +77,8 @@ impl Turned {
                     weight_offset: 0.0,
                     is_fp8: false,
                 };
-                let plain = [Turned { has_norms: false, ..case.clone() }, case];
-                cases.extend(plain.clone().map(|case| Turned { is_fp8: true, ..case }));
+                let plain = [RotaryKv { has_norms: false, ..case.clone() }, case];
+                cases.extend(plain.clone().map(|case| RotaryKv { is_fp8: true, ..case }));
                 cases.extend(plain);
             }
         }
@@ -149,11 +149,11 @@ impl Turned {
     }
 
     pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
-        let Turned { heads, kv_heads, head_dim, .. } = *self;
+        let RotaryKv { heads, kv_heads, head_dim, .. } = *self;
         let rows = Wide::new(activation, TOKENS, self.columns(), random);
         let numbers = self.numbers(random);
         let norms = numbers.norms.each_ref().map(|norm| rounded(activation, norm));
-        let turned: Vec<Vec<f64>> = (0..TOKENS)
+        let rotated: Vec<Vec<f64>> = (0..TOKENS)
             .map(|token| {
                 let row = rows.row(token);
                 let head = |at: usize| self.turn(token, at, &row[at * head_dim..][..head_dim], &numbers, &norms);
@@ -164,12 +164,12 @@ impl Turned {
         for (token, slot) in numbers.slots.iter().enumerate() {
             let (block, place) = (*slot as usize / BLOCK_TOKENS, *slot as usize % BLOCK_TOKENS);
             for at in 0..2 * kv_heads {
-                let vector = &turned[token][(heads + at) * head_dim..][..head_dim];
+                let vector = &rotated[token][(heads + at) * head_dim..][..head_dim];
                 cache[((block * 2 * kv_heads + at) * BLOCK_TOKENS + place) * head_dim..][..head_dim]
                     .copy_from_slice(vector);
             }
         }
-        turned.iter().flat_map(|row| row[..heads * head_dim].to_vec()).chain(cache).collect()
+        rotated.iter().flat_map(|row| row[..heads * head_dim].to_vec()).chain(cache).collect()
     }
 
     /// The expected head `at` of a token's row.
