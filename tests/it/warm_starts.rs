@@ -192,11 +192,11 @@ fn a_new_envelope_share_or_canary_is_measured_once() {
         assert_eq!(first.reasons(), ["envelope.sequences was 8, is 9"]);
         let first = start(smaller()).await;
         first.assert_ran(2);
-        assert_eq!(first.reasons(), ["memory_fraction was not said, is 0.5"]);
+        assert_eq!(first.reasons(), ["memory_fraction was not set, is 0.5"]);
         let pinned = || LoadOptions { kv_tokens: Some(2000), ..usual() };
         let first = start(pinned()).await;
         first.assert_ran(2);
-        assert_eq!(first.reasons(), ["kv_tokens was not said, is 2000"]);
+        assert_eq!(first.reasons(), ["kv_tokens was not set, is 2000"]);
         for known in [usual(), wider(), smaller(), pinned()] {
             let again = start(known).await;
             again.assert_ran(1);
@@ -435,7 +435,7 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
             (written("/profiles/0/peaks/0/workspace", 1.into()), "the peak of '"),
             (written("/profiles/0/peaks", serde_json::json!([])), "was unknown, is "),
             (written("/profiles/0/basis/driver", "old".into()), "driver was old, is "),
-            (written("/profiles/0/kv_blocks", huge), "room for keys and values was "),
+            (written("/profiles/0/kv_blocks", huge), "size of the KV cache was "),
         ] {
             fs::write(&file, &content).expect("the file is written");
             let told = start().await;

@@ -284,7 +284,7 @@ route: logits is [5, 4]; expected as many experts as a row takes, of 32 at most
 route: logits is [5, 64]; expected as many experts as a row takes, of 32 at most
 gated_experts: x is [4, 8]; expected as many rows as were routed
 gated_experts: weight is [33, 8]; expected as many rows of gate and of up for each expert
-add_experts: weight is [36, 4]; expected as many rows for each expert as the sum has columns
+add_experts: weight is [36, 4]; expected one row per expert and column of sum
 add_experts: x is [10, 4]; expected [10, 5]
 gelu: x holds u32; expected the target's activations
 gather_rows: rows holds f32; expected u32 indices

@@ -117,7 +117,7 @@ fn short(digits: String) -> String {
 }
 
 fn said<T: fmt::Display>(option: &Option<T>) -> String {
-    option.as_ref().map_or_else(|| "not said".to_owned(), T::to_string)
+    option.as_ref().map_or_else(|| "not set".to_owned(), T::to_string)
 }
 
 /// A fact that has changed, shown as `driver was 580.1, is 580.2`.
@@ -223,10 +223,10 @@ mod tests {
             ("total was 536,870,912 B, is 536,870,913 B", |start| start.total.0 += 1),
             ("page was 2,097,152 B, is 65,536 B", |start| start.page = Bytes::kib(64)),
             ("canary was 33,554,432 B, is 0 B", |start| start.canary = Bytes::ZERO),
-            ("memory_fraction was not said, is 0.5", |start| start.kv.memory_fraction = Some(0.5)),
-            ("device_fraction was not said, is 0.5", |start| start.kv.device_fraction = Some(0.5)),
-            ("kv_tokens was not said, is 1024", |start| start.kv.kv_tokens = Some(1024)),
-            ("kv_bytes was not said, is 1,024 B", |start| start.kv.kv_bytes = Some(Bytes(1024))),
+            ("memory_fraction was not set, is 0.5", |start| start.kv.memory_fraction = Some(0.5)),
+            ("device_fraction was not set, is 0.5", |start| start.kv.device_fraction = Some(0.5)),
+            ("kv_tokens was not set, is 1024", |start| start.kv.kv_tokens = Some(1024)),
+            ("kv_bytes was not set, is 1,024 B", |start| start.kv.kv_bytes = Some(Bytes(1024))),
             ("cache was plain, is fp8", |start| {
                 let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
                 start.checkpoint = checkpoint.with_cache(CacheFormat::Fp8);
