@@ -48,7 +48,8 @@ constexpr uint32_t PIECES = DEPTH / 8;
 constexpr uint32_t STAGES = 3;
 constexpr uint32_t STAGE_BYTES = (TILE_ROWS + TILE_PLACES) * DEPTH * 2;
 constexpr uint32_t GROUPS = TILE_PLACES / 8;
-static_assert(TILE_ROWS == 16 * (THREADS / WARP) && STAGES * STAGE_BYTES <= 48 * 1024, "a warp 16 rows, all of it static");
+static_assert(TILE_ROWS == 16 * (THREADS / WARP) && STAGES * STAGE_BYTES <= 48 * 1024,
+              "each warp computes 16 rows, and the stages fit into static shared memory");
 
 // Byte offset of a 16-byte piece. The pieces of a row are permuted, so that the same piece of eight
 // rows covers all banks.
