@@ -76,7 +76,7 @@ impl Tenant {
         self.cuda.wait()
     }
 
-    /// Runs the kernel on addresses without memory. Afterwards, the context is broken for the whole
+    /// Runs the kernel on addresses without memory. Afterward, the context is broken for the whole
     /// process.
     fn write_out_of_bounds(&self) {
         let start = self.workspace.address();

@@ -33,7 +33,7 @@
 // eighth vector of four elements in registers. The products with the key and with the query are
 // computed from the old state: with d = sigmoid(b) * (v - decay * k^T S), the output is
 // decay * q^T S + (q . k) d. The state is therefore read only once, and all sums over lanes are
-// independent. The sums are multiplied by the norms of q and k afterwards. Nothing is shared
+// independent. The sums are multiplied by the norms of q and k afterward. Nothing is shared
 // between warps. Decoding is bound by the reads and writes of the states.
 
 #include "delta_gates.cuh"

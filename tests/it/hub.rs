@@ -190,7 +190,7 @@ fn each_hub_refusal_is_a_typed_error_without_leftovers() {
                 "401",
             ),
             (
-                "a licence to accept",
+                "a license to accept",
                 ID,
                 Fault::Status(403, "GatedRepo"),
                 |e| matches!(e, HubError::Refused { .. }),

@@ -214,7 +214,7 @@ fn memory_freed_by_another_process_enlarges_the_next_cache() {
         runtime.unload("demo").await.expect("the model unloads");
         device.foreign_gives_back(Bytes::mib(16));
         let after = demo(&runtime, sized()).await.serving().await.expect("the model serves").record.kv_blocks;
-        assert!(after > before, "{before} blocks while another process held 16 MiB, {after} afterwards");
+        assert!(after > before, "{before} blocks while another process held 16 MiB, {after} afterward");
     });
 }
 

@@ -6,7 +6,7 @@ use ratatui::style::{Color, Modifier, Style};
 
 use super::view::MemoryPart;
 
-/// When to use colours.
+/// When to use colors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum When {
     /// On a terminal that has them, unless NO_COLOR says otherwise.

@@ -75,8 +75,8 @@ impl Frame {
                 is_progressive: matches!(kind, 0xc2 | 0xca),
                 components: components.into(),
             }),
-            (_, 8, _) => Err(Refusal::Unsupported("a number of colours other than 1, 3 or 4")),
-            _ => Err(Refusal::Unsupported("12 bits per colour")),
+            (_, 8, _) => Err(Refusal::Unsupported("a number of colors other than 1, 3 or 4")),
+            _ => Err(Refusal::Unsupported("12 bits per color")),
         }
     }
 }

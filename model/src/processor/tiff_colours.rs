@@ -56,10 +56,10 @@ impl Samples {
             6 => Space::YCbCr,
             5 => return Err(Refusal::Unsupported("inks other than cyan, magenta, yellow and black")),
             4 => return Err(Refusal::Unsupported("a transparency mask as picture")),
-            8..=10 => return Err(Refusal::Unsupported("CIELab colours")),
-            32_803 => return Err(Refusal::Unsupported("raw colours of a camera's sensor")),
-            32_844 | 32_845 => return Err(Refusal::Unsupported("SGI LogLuv colours")),
-            _ => return Err(Refusal::Unsupported("unknown colours")),
+            8..=10 => return Err(Refusal::Unsupported("CIELab colors")),
+            32_803 => return Err(Refusal::Unsupported("raw colors of a camera's sensor")),
+            32_844 | 32_845 => return Err(Refusal::Unsupported("SGI LogLuv colors")),
+            _ => return Err(Refusal::Unsupported("unknown colors")),
         };
         let colours = Samples::colours_of(space) as u64;
         let count = directory.first(SAMPLES).unwrap_or(if space == Space::YCbCr { 3 } else { 1 });

@@ -1,4 +1,4 @@
-//! One cell of the table of deaths: a world, a fault, and the checks afterwards.
+//! One cell of the table of deaths: a world, a fault, and the checks afterward.
 
 use bursar_budgets::testing::HostControl;
 use std::{

@@ -26,7 +26,7 @@ pub struct StepPlan {
 }
 
 /// The sequences whose pictures must stay in the vision cache for a step, and the sequences whose
-/// pictures are no longer needed afterwards.
+/// pictures are no longer needed afterward.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// Sequences whose pictures the step reads. These pictures must stay until the step has run.
@@ -134,6 +134,6 @@ pub(super) struct CopyUnderWay {
     /// copy.
     pub(super) blocks: usize,
     /// The sequence that this copy fetches blocks for, and the number of tokens in the sequence's
-    /// blocks afterwards.
+    /// blocks afterward.
     pub(super) fetches: Option<(SequenceId, usize)>,
 }
