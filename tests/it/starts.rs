@@ -231,7 +231,7 @@ fn an_unload_returns_every_byte_and_a_reload_works() {
             assert_all_home(&runtime, &device, "after unloading").await;
             let again = demo(&runtime, small()).await;
             assert_eq!(answer(&again, about(1)).await, expected);
-            eventually("the same number of bytes is leased as before", async || {
+            eventually("as many bytes are leased as before the unload", async || {
                 snapshot(&runtime).await.granted == loaded.granted
             })
             .await;
@@ -391,6 +391,6 @@ fn two_runtimes_in_one_process_are_independent() {
         let expected = answer(&model, about(1)).await;
         assert_eq!(answer(&other, about(1)).await, expected);
         first.shutdown().await;
-        assert_eq!(answer(&other, about(1)).await, expected, "the other runtime goes on");
+        assert_eq!(answer(&other, about(1)).await, expected, "the other runtime still answers");
     });
 }
