@@ -28,7 +28,7 @@ struct Sizes {
     static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + HELPERS);
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
     static constexpr int CHUNKS = WIDE / CHUNK;
-    static_assert(!PAGED || WIDE == D, "a block of the cache has no room for zeros");
+    static_assert(!PAGED || WIDE == D, "a block of the cache has no padding");
     // DOWN: bytes from 8 rows to the next 8 rows. ACROSS: bytes from chunk to chunk. A block of the
     // cache is copied as one box: 8 rows of all chunks, and then the next 8 rows. Packed rows are
     // copied as one box per chunk, with all keys of a step.

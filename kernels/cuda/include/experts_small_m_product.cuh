@@ -43,8 +43,8 @@ constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t CHUNKS = STEP_BYTES / ROW_BYTES;
 constexpr uint32_t CHUNK_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr uint32_t STAGE_BYTES = CHUNKS * CHUNK_BYTES;
-static_assert(THREADS == WARPGROUP + 32 && TILE_ROWS == 64, "a warpgroup multiplies, a warp copies");
-static_assert(STAGE_BYTES == contract::experts_small_m::STAGE_BYTES, "the launch counts so many");
+static_assert(THREADS == WARPGROUP + 32 && TILE_ROWS == 64, "one warpgroup multiplies 64 rows, and one warp copies");
+static_assert(STAGE_BYTES == contract::experts_small_m::STAGE_BYTES, "the host computes the number of stages from this size");
 
 template <typename Format>
 struct Arguments {

@@ -28,7 +28,7 @@ constexpr uint32_t COLUMNS = CHUNKS * CHUNK<Format>;
 constexpr uint32_t HALF_ROWS = contract::gemm_small_m::TILE_ROWS / 2;  // half of the tallest tile: the rows of one wgmma
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t COPIER = MULTIPLIERS;  // first thread of the copying warp; one more warp writes
-static_assert(HALF_ROWS == 64 && MULTIPLIERS == 2 * WARPGROUP, "each warpgroup has one half");
+static_assert(HALF_ROWS == 64 && MULTIPLIERS == 2 * WARPGROUP, "each warpgroup multiplies one half of the tallest tile");
 static_assert(contract::gemm_small_m::THREADS == COPIER + 2 * 32, "MULTIPLIERS, the copying warp and the writing warp");
 
 // IDs of named barriers for a part of the block; 0 is the barrier of all threads.
@@ -51,7 +51,7 @@ struct Shared {
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
     static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one per warpgroup
     static constexpr uint32_t BYTES = WORD_AT + 64;
-    static_assert(BYTES == contract::gemm_small_m::SHARED_BYTES<ROWS>, "the launch requests this many bytes");
+    static_assert(BYTES == contract::gemm_small_m::SHARED_BYTES<ROWS>, "the host launches with this many bytes");
 
     // Start of the sums that this warpgroup receives.
     static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {
