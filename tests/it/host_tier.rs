@@ -119,7 +119,7 @@ fn a_picture_with_swapped_blocks_is_encoded_once() {
         // The same chats on models with empty caches.
         let mut chat = about(1);
         for (turn, said) in said.into_iter().enumerate() {
-            let fresh = Stage::set(for_one("seen anew", Bytes::ZERO)).await;
+            let fresh = Stage::set(for_one("computed again", Bytes::ZERO)).await;
             assert_eq!(answer(&fresh.model, chat.clone()).await, said, "turn {turn}");
             chat = chat.assistant(&said).user(format!("And {turn}?"));
         }

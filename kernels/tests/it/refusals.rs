@@ -463,7 +463,7 @@ fn packed_sequences_that_leave_out_rows_are_refused() {
 
 #[test]
 fn operations_refuse_to_write_to_a_shared_view() {
-    let shared = "is a view that others may have too; make it with a `_mut` method";
+    let shared = "is a view that may be shared; create it with a `_mut` method";
     let add = panics(|scope| {
         let (sum, weight) = (scope.empty([4, 8])?, scope.empty([8, 8])?);
         let (x, mut same) = (sum.row_range(0..4), sum.row_range(0..4));
