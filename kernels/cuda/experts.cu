@@ -6,7 +6,7 @@
 //
 // gated_experts_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, Shazeer
 //                        2020, arXiv 2002.05202)
-// experts_<type>         out[place] = weight of the choice * (x[place] * w^T)
+// experts_<type>         out[place] = router weight of the choice * (x[place] * w^T)
 // add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of
 //                        k; without `accumulate`, the sum replaces the previous contents
 //

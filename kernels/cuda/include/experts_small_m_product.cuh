@@ -3,7 +3,7 @@
 //
 // gated_experts_small_m_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
 //                                      (SwiGLU, arXiv 2002.05202)
-// experts_small_m_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
+// experts_small_m_<type>_r<PLACES>         out[place] = router weight of the choice * (x[place] * w^T)
 //
 // experts_small_m_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
 // `_e4m3_blocks` and `_e4m3_rows` as in gemm_small_m_e4m3.cu.

@@ -267,7 +267,7 @@ contract! {
         const TEAM: usize = 2;
         /// Number of threads per thread block that multiply.
         const MULTIPLIERS: usize = 2 * WARPGROUP;
-        /// Threads per thread block: those that multiply, one warp that copies and one warp
+        /// Threads per thread block: the multiplying threads, one warp that copies and one warp
         /// that writes the output.
         const THREADS: usize = MULTIPLIERS + 2 * 32;
         /// Maximum number of pipeline stages.
