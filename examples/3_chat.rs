@@ -28,7 +28,7 @@ async fn main() -> Result<(), Failure> {
     let second = first.assistant(answer).user("How many shapes are there?");
     stream(&model, second).await?;
 
-    println!("\nThe same as JSON, whatever the model would rather say:");
+    println!("\nThe same question, with a JSON schema that the reply must match:");
     let schema = json!({
         "type": "object",
         "properties": { "shapes": { "type": "integer", "minimum": 0, "maximum": 9 } },
@@ -40,7 +40,7 @@ async fn main() -> Result<(), Failure> {
     println!("{value}");
     value["shapes"].as_u64().ok_or("the schema asks for a whole number")?;
 
-    println!("\nOne of three words, with how likely the model held each token:");
+    println!("\nOne of three words, with the probability of each token:");
     let words = ["red", "green", "blue"].map(str::to_owned);
     let chosen = about("What colour is the star?").format(OutputFormat::Choice(words.to_vec())).temperature(0.0);
     let mut reply = model.chat(chosen.log_probabilities(2)).await?;
@@ -50,13 +50,13 @@ async fn main() -> Result<(), Failure> {
             ChatEvent::Token(score) => {
                 let share = |log_probability: f32| 100.0 * log_probability.exp();
                 let top = score.top.iter().map(|top| format!("{:?} {:.1} %", top.text, share(top.log_probability)));
-                println!("{:?} (likeliest: {})", score.token.text, top.collect::<Vec<_>>().join(", "));
+                println!("{:?} (most likely: {})", score.token.text, top.collect::<Vec<_>>().join(", "));
             }
             event => word.push_str(event.text()),
         }
     }
     if !words.contains(&word) {
-        return Err(format!("{word:?} is none of {words:?}").into());
+        return Err(format!("the reply is {word:?}; expected one of {words:?}").into());
     }
 
     println!("\nThree samples, far too warm; their prompt and picture are computed once:");

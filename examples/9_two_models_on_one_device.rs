@@ -43,7 +43,7 @@ async fn main() -> Result<(), Failure> {
         Err(error) => println!("third: {error}\n hint: {}\n", error.hint()),
     }
     runtime.unload("hungry").await?;
-    println!("hungry is unloaded; every byte that it had is home. The third fits now:");
+    println!("hungry is unloaded, and its memory is released. The third model fits now:");
     let third = runtime.load_with(ModelSource::demo(), third(), |_| {}).await?;
     println!("third on {}: {}", number.name, ask(&third, number).await?);
     println!("thrifty has noticed nothing: {}", ask(&thrifty, shapes).await?);

@@ -148,7 +148,7 @@ fn another_process_takes_the_requested_bytes() {
 }
 
 #[test]
-#[ignore = "wants a GPU and minutes: BURSAR_SOAK_SECONDS=300 cargo test --release --test soak -- --ignored --nocapture gpu"]
+#[ignore = "needs a GPU and minutes: BURSAR_SOAK_SECONDS=300 cargo test --release --test soak -- --ignored --nocapture gpu"]
 fn chats_on_a_gpu_through_deaths_other_processes_and_sleep_lose_nothing() {
     let soak = Soak { requests: usize::MAX, between_readings: 60, process_growth: 96 << 20, ..SHORT_TROUBLE };
     // Each run has a different seed, because an hour is divided among several runs and some of them

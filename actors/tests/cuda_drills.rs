@@ -305,11 +305,11 @@ fn a_start_fills_the_card_and_accounts_for_every_byte() {
             assert_eq!(free, by_ledger, "the driver and the ledger report the same free memory");
             // Memory that was foreign before the model was loaded belongs to the driver, so only an
             // increase would be memory without a lease.
-            println!("{} more are foreign than before", now.foreign.saturating_sub(before.foreign));
+            println!("{} of new foreign memory", now.foreign.saturating_sub(before.foreign));
             assert!(now.foreign <= before.foreign + Bytes::mib(2), "all memory of the model is leased");
             let drift = async || {
                 let Some(ours) = stage.device.process_bytes() else {
-                    println!("drift is not looked at: this driver does not tell processes apart");
+                    println!("drift is not checked: this driver does not report memory per process");
                     return Bytes::ZERO;
                 };
                 let now = stage.snapshot().await;
@@ -392,7 +392,7 @@ fn loads_that_failed_on_another_server_lose_no_request() {
         // Then the other process takes all but 200 MiB of the rest. This amount was left to the
         // server that lost requests under these loads.
         let free = block_in_place(|| other_process.leave(Bytes::mib(200)));
-        println!("{free} are free beside the other process");
+        println!("{free} are free while the other process holds its memory");
         let scored = |_| counting_chat(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);
         let loads = [
             ("64 pictures of 1036 x 1036", (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE),

@@ -79,7 +79,7 @@ fn another_process_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         for gibibytes in [1, 8, 40] {
             let (wanted, began) = (Bytes::gib(gibibytes), Instant::now());
-            eventually("the other process has what it wants", async || {
+            eventually("the other process has the memory that it asked for", async || {
                 // The other process takes all free memory except a few MiB, and tries again.
                 tokio::task::block_in_place(|| other_process.leave(Bytes::mib(16)));
                 stage.measured().await.foreign >= wanted
@@ -104,7 +104,7 @@ fn another_process_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
             differ += chat.await.expect("no request fails");
         }
         let asked = asked.load(Relaxed);
-        println!("{asked} answers, {differ} of which differ from those alone");
+        println!("{asked} answers, {differ} of which differ from the answers without other requests");
         assert!(asked >= 64);
         stage.runtime.unload("demo").await.expect("the model unloads");
     });

@@ -31,7 +31,7 @@ use bursar_model::{
 };
 use leased::Leased;
 
-/// The arrays that the demo model reads.
+/// The arrays of a step that the demo model reads.
 const FORMAT: StepFormat = StepFormat { axes: 3, groups: 1, has_states: false };
 
 /// Exclusive use of the GPU by one test.
@@ -69,8 +69,8 @@ fn demo() -> CheckpointSource {
 }
 
 impl Drop for Stage {
-    /// Waits for the lane's thread, which frees graphs through the driver. The driver is gone when
-    /// the process exits.
+    /// Waits for the lane's thread, which frees graphs through the driver. This must happen before
+    /// the process exits, because the driver is unloaded then.
     fn drop(&mut self) {
         let threads = tokio::runtime::Builder::new_current_thread().build().expect("the runtime builds");
         threads.block_on(self.lane.shut_down());
@@ -129,7 +129,7 @@ impl Stage {
         let (wanted, free) =
             (CAPACITY + bytes + kv_bytes + state_bytes, cuda.memory().expect("the device reports its memory").free);
         if wanted > free {
-            println!("skipped, the test needs {wanted}, but only {free} of the GPU are free");
+            println!("skipped, the test needs {wanted}, but the GPU has only {free} of free memory");
             return None;
         }
         let leased = Leased::of(device.clone(), wanted);
@@ -270,8 +270,8 @@ impl Stage {
         };
         let mut before = self.submit(&parts, choices(&replies, 0));
         for step in 0..steps {
-            // The host either reads the tokens of each step one step late, or names the tokens
-            // that it has seen.
+            // The host either reads the tokens of each step one step late, or passes the ids of the
+            // tokens that it has seen.
             let (tokens, late): (Vec<u32>, _) = match named {
                 Named::Unseen => (Vec::new(), Some(before)),
                 Named::Seen => {
@@ -300,12 +300,12 @@ impl Stage {
         Arc::new(Sampler::new(params, self.vocabulary).expect("the parameters are valid"))
     }
 
-    /// Samplers that always take the likeliest token.
+    /// Samplers that always choose the most likely token.
     fn plain(&self, sequences: usize) -> Vec<Arc<Sampler>> {
         vec![self.sampler(SamplingParams::default()); sequences]
     }
 
-    /// Samplers with different settings. One of them always takes the likeliest token.
+    /// Samplers with different settings. One of them always chooses the most likely token.
     fn samplers(&self, sequences: usize) -> Vec<Arc<Sampler>> {
         let sampler = |sequence: usize| {
             let warm = || SamplingParams { temperature: 1.3, seed: 5 + sequence as u64, ..SamplingParams::default() };
@@ -352,7 +352,7 @@ fn part<'a>(
     }
 }
 
-/// How a step names the tokens of the previous step.
+/// How a step refers to the tokens of the previous step.
 #[derive(Clone, Copy)]
 enum Named {
     /// By value, since the host has seen them.
@@ -456,7 +456,7 @@ fn graphs_and_single_launches_draw_alike_with_equal_seeds() {
         assert_eq!(replayed, 0, "no step replays a graph");
         assert_eq!(graphs, eager, "{sequences} sequences: graphs and eager steps give the same replies");
         let (plain, _) = stage.replies(&stage.plain(sequences), STEPS, 0, Named::Unseen);
-        assert_ne!(plain[0], graphs[0], "sampling should not always choose the likeliest token");
+        assert_ne!(plain[0], graphs[0], "sampling must not always choose the most likely token");
     }
 }
 

@@ -139,7 +139,7 @@ fn replies_of_several_ranks_repeat_and_match_one_rank_closely() {
 /// Whether each rank has a separate GPU. If not, prints that the story is skipped.
 fn are_apart(devices: &[Arc<CudaDevice>]) -> bool {
     let are_apart = devices[0].label() != devices[1].label();
-    (!are_apart).then(|| println!("skipped, this wants {} GPUs", devices.len()));
+    (!are_apart).then(|| println!("skipped, the test needs {} GPUs", devices.len()));
     are_apart
 }
 

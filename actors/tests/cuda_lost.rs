@@ -76,7 +76,7 @@ impl Tenant {
         self.cuda.wait()
     }
 
-    /// Runs the kernel on addresses without memory. Afterwards, the context is broken for the whole
+    /// Runs the kernel on addresses without memory. Afterward, the context is broken for the whole
     /// process.
     fn write_out_of_bounds(&self) {
         let start = self.workspace.address();
@@ -213,19 +213,18 @@ fn assert_loss_reported_once(events: &[Event], reason: &str) {
 
 /// Checks that the runtime has ended, and that later callers get the reason and a hint.
 async fn assert_ended(stage: &Stage, model: &ModelHandle) {
-    let error = soon("a chat behind the end", model.chat(question("Who are you?", 4)))
-        .await
-        .expect_err("the runtime has ended");
-    println!("a chat behind the end: {error}; {}", error.hint());
+    let error =
+        soon("a chat after the end", model.chat(question("Who are you?", 4))).await.expect_err("the runtime has ended");
+    println!("a chat after the end: {error}; {}", error.hint());
     assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("the device is lost")), "{error:?}");
     assert!(error.hint().contains("start the program again"), "{}", error.hint());
     eventually("the runtime has ended", async || stage.runtime.supervised().await.is_err()).await;
     let load = stage.runtime.load_with(ModelSource::demo(), options(), |_| {});
-    let error = soon("a load behind the end", load).await.err().expect("the runtime has ended");
-    println!("a load behind the end: {error}; {}", error.hint());
+    let error = soon("a load after the end", load).await.err().expect("the runtime has ended");
+    println!("a load after the end: {error}; {}", error.hint());
     assert!(matches!(&error, RuntimeError::Device(DeviceError::Lost { .. })), "{error:?}");
     assert!(error.hint().contains("start the program again"), "{}", error.hint());
-    soon("a shutdown of what has ended", stage.runtime.clone().shutdown()).await;
+    soon("a shutdown after the end", stage.runtime.clone().shutdown()).await;
 }
 
 #[test]
@@ -266,10 +265,13 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         assert_eq!(still_leased(&events), page, "{events:?}");
         assert_loss_reported_once(&events, &reason);
         let held = || (stage.device.counts().backed, stage.device.counts().pinned);
-        eventually("all memory is returned but the tenant's", async || held() == (page, beside.pinned)).await;
-        eventually("others find it free", async || other_process.sees() + ROUNDING >= free + of_the_model).await;
+        eventually("all memory except the tenant's is returned", async || held() == (page, beside.pinned)).await;
+        eventually("another process sees the model's memory as free", async || {
+            other_process.sees() + ROUNDING >= free + of_the_model
+        })
+        .await;
         println!(
-            "{free} were free beside {of_the_model} of the model, and {} are behind its end",
+            "{free} were free while the model held {of_the_model}, and {} are free after its end",
             other_process.sees()
         );
         drop(tenant);

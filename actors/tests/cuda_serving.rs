@@ -64,7 +64,7 @@ fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
         // Our own count is not sufficient, because it misses a library that takes memory
         // at its first use.
         let after = stage.device.memory().expect("the device reports its memory").free;
-        println!("{steps} steps; {free} free at READY, {after} behind them");
+        println!("{steps} steps; {free} free at READY, {after} free after the steps");
         assert_eq!(after, free, "the driver reports the same free memory");
         // The model still gives the same answer as before.
         let chat = question("Describe the picture.", TOKENS).image(picture(0)).cache_salt("second");

@@ -19,7 +19,7 @@ const WILD: &std::ffi::CStr = c".version 7.0
     ret;
 }";
 
-/// Runs the kernel. Returns what the driver reports afterwards.
+/// Runs the kernel. Returns what the driver reports afterward.
 fn run_wild(device: &CudaDevice) -> sys::CUresult {
     device.enter().expect("the device works");
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());

@@ -42,10 +42,10 @@ use crate::{
 
 pub use options::Options;
 
-/// Text figures take the fastest of this many runs, like vLLM's.
+/// Number of runs of a text measurement. The fastest run counts, as in vLLM's benchmarks.
 const TEXT_RUNS: usize = 2;
 
-/// Picture figures take the median of this many runs, after one warm-up.
+/// Number of runs of a picture measurement after one warm-up. The median run counts.
 const PICTURE_RUNS: usize = 3;
 
 /// Runs the command. `main` is the time at which the process entered `main`.
@@ -81,8 +81,8 @@ fn show<R: Display + Serialize>(report: &R, as_json: bool) {
     if as_json { println!("{}", json!(report)) } else { print!("{report}") }
 }
 
-/// Measures and prints. Returns `false` if the measurement ended early and the JSON output says
-/// why.
+/// Measures and prints the figures. Returns `false` if the measurement ended early and the JSON
+/// output says why.
 async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<bool, Failure> {
     let seed = options.seed();
     let source = options.model.source(seed)?;
@@ -170,7 +170,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
 /// Waits for a signal that asks the program to end. Waits forever if signals are not caught.
 async fn ended(signals: &mut Option<Signals>) -> Failure {
     let Some(signals) = signals else { return std::future::pending().await };
-    let hint = "the output contains the figures that were measured before".to_owned();
+    let hint = "the output contains the figures that were measured before the signal".to_owned();
     Failure { error: format!("{} ended the measurement", signals.next().await), hint }
 }
 
@@ -290,7 +290,8 @@ impl Bench {
         let of_long = longest(&more) - long.time.as_secs_f64();
         runs.extend(more);
         let Some(time) = long.time.checked_sub(short.time).filter(|time| !time.is_zero()) else {
-            self.leave_out(id, name, "the time of its steps is below the noise of its prompts".to_owned());
+            let reason = "long replies took no longer than one-token replies, so the time of a step is unknown";
+            self.leave_out(id, name, reason.to_owned());
             return Ok(());
         };
         let work = self.plan(|planner| {

@@ -525,7 +525,7 @@ FOR_EACH_ACTIVATION(KERNELS)
     BOTH(all_reduce_rms_norm_pushed_2, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 2>)                     \
     BOTH(all_reduce_rms_norm_pushed_8, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 8>)
 FOR_EACH_ACTIVATION(NORMS)
-static_assert(RANKS_MAX == 8, "the largest of those");
+static_assert(RANKS_MAX == 8, "the kernels above support up to 8 ranks");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     all_gather(const __grid_constant__ Exchange all, Place part, Place out, uint64_t units) {

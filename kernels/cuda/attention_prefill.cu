@@ -139,7 +139,7 @@ template <typename T, int D, typename Keys>
 __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
                                           uint32_t keys) {
     constexpr int PIECES = WIDE<D> / 8;
-    static_assert(KEYS<D> * PIECES % THREADS == 0, "every thread copies as much");
+    static_assert(KEYS<D> * PIECES % THREADS == 0, "every thread copies the same number of pieces");
 #pragma unroll
     for (int i = 0; i < KEYS<D> * PIECES / THREADS; ++i) {
         const uint32_t piece = threadIdx.x + i * THREADS;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     // The queries pass through the shared memory of the values into registers. If they do not fit
     // there, they also take the memory of the keys, and the first keys are copied after them.
     constexpr bool ARE_TOGETHER = QUERIES > KEYS<D>;
-    static_assert(QUERIES <= 2 * KEYS<D>, "queries fit into the memory of keys and values");
+    static_assert(QUERIES <= 2 * KEYS<D>, "the queries fit into the memory of keys and values");
     const int32_t steps = (keys + KEYS<D> - 1) / KEYS<D>;
     T* query_rows = reinterpret_cast<T*>(ARE_TOGETHER ? rows : value_rows);
     copy_queries<T, D>(query_rows, queries, query_pitch, places);

@@ -401,12 +401,12 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         attention<Paged<D, true, E4M3>>(map, out, parts, queries, arguments);                                             \
     }
 
-#define ATTENTION_PAGED_HOPPER(TYPE, NAME, D)                            \
-    static_assert(sizes::PAGED_AS_LAUNCHED<D>, "as the contract says"); \
+#define ATTENTION_PAGED_HOPPER(TYPE, NAME, D)                                              \
+    static_assert(sizes::PAGED_AS_LAUNCHED<D>, "the sizes must equal those of the contract"); \
     ATTENTION_PAGED_HOPPER_OF(TYPE, NAME, D, false)
 
 #define ATTENTION_PACKED_HOPPER(TYPE, NAME, D)                                                                         \
-    static_assert(sizes::PACKED_AS_LAUNCHED<D>, "as the contract says");                                               \
+    static_assert(sizes::PACKED_AS_LAUNCHED<D>, "the sizes must equal those of the contract");                         \
     extern "C" __global__ void __launch_bounds__(Packed<D>::THREADS, 1) attention_packed_hopper_##NAME##_d##D(         \
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, \
         uint32_t pitch, uint32_t rows, uint32_t sequences, uint32_t heads, float scale) {                              \

@@ -6,7 +6,7 @@
 //
 // gated_experts_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, Shazeer
 //                        2020, arXiv 2002.05202)
-// experts_<type>         out[place] = weight of the choice * (x[place] * w^T)
+// experts_<type>         out[place] = router weight of the choice * (x[place] * w^T)
 // add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of
 //                        k; without `accumulate`, the sum replaces the previous contents
 //
@@ -48,7 +48,8 @@ constexpr uint32_t PIECES = DEPTH / 8;
 constexpr uint32_t STAGES = 3;
 constexpr uint32_t STAGE_BYTES = (TILE_ROWS + TILE_PLACES) * DEPTH * 2;
 constexpr uint32_t GROUPS = TILE_PLACES / 8;
-static_assert(TILE_ROWS == 16 * (THREADS / WARP) && STAGES * STAGE_BYTES <= 48 * 1024, "a warp 16 rows, all of it static");
+static_assert(TILE_ROWS == 16 * (THREADS / WARP) && STAGES * STAGE_BYTES <= 48 * 1024,
+              "each warp computes 16 rows, and the stages fit into static shared memory");
 
 // Byte offset of a 16-byte piece. The pieces of a row are permuted, so that the same piece of eight
 // rows covers all banks.

@@ -33,7 +33,7 @@
 // eighth vector of four elements in registers. The products with the key and with the query are
 // computed from the old state: with d = sigmoid(b) * (v - decay * k^T S), the output is
 // decay * q^T S + (q . k) d. The state is therefore read only once, and all sums over lanes are
-// independent. The sums are multiplied by the norms of q and k afterwards. Nothing is shared
+// independent. The sums are multiplied by the norms of q and k afterward. Nothing is shared
 // between warps. Decoding is bound by the reads and writes of the states.
 
 #include "delta_gates.cuh"
@@ -46,8 +46,8 @@ using contract::gated_delta::ROW_THREADS;
 
 constexpr uint32_t PIECE = 4;  // elements of a 16-byte vector of f32
 
-// A token's operands for one value head as this lane has them: pieces of query and key, a value for
-// each of its rows, and the gates.
+// The part of a token's operands for one value head that this lane holds: pieces of query and key,
+// a value for each of its rows, and the gates.
 template <uint32_t PIECES, uint32_t HELD, typename Element>
 struct Token {
     Words<PIECE, Element> query[PIECES], key[PIECES];
@@ -92,9 +92,9 @@ __device__ __forceinline__ float row_sum(float value) {
     return value;
 }
 
-// One block: `HELD` matrix rows per lane group of one head of one sequence. With `WHOLE`, key_dim
-// is exactly PIECES * PIECE * ROW_LANES. With `SINGLE`, no sequence has more than one row, and no
-// registers are spent on fetching the next token.
+// A thread block processes matrix rows of one head of one sequence. Each group of lanes holds
+// `HELD` of these rows. With `WHOLE`, key_dim is exactly PIECES * PIECE * ROW_LANES. With `SINGLE`,
+// no sequence has more than one row, and no registers are spent on fetching the next token.
 template <uint32_t PIECES, bool WHOLE, uint32_t HELD, bool SINGLE, typename Element, typename Stored>
 __device__ __forceinline__ void gated_delta(const Delta<Element, Stored>& call) {
     let_next_kernel_start();
@@ -271,7 +271,9 @@ FOR_EACH_ACTIVATION(KERNEL)
 // Launch: grid (value_heads * slices, sequences from first_sequence on), where slices is
 // div_ceil(value_dim, GROUPS * held); block ROW_THREADS, no dynamic shared memory.
 //   gated_delta           held 1; any key_dim
-//   gated_delta_128       held 1; key_dim 128; for few blocks, and for many rows
+//   gated_delta_128       held 1; key_dim 128; used if the grid would have few thread blocks, or if
+//                         sequences have several rows
 //   gated_delta_128_held  held HELD; key_dim 128; only sequences of one row. For many sequences and
 //                         heads, where more loads in flight matter more than more blocks
-// Each has a form for matrices in bf16, named `_stored_bf16` before the type of activations.
+// Each kernel has a variant for matrices in bf16, whose name has `_stored_bf16` before the type of
+// activations.

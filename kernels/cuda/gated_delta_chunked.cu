@@ -28,7 +28,7 @@ struct Shared {
     __half changes[CHUNK * VALUE_ROW];     // V'
     __half decayed[CHUNK * VALUE_ROW];     // exp(C_last - C) V'
 };
-static_assert(sizeof(Shared) == contract::gated_delta::CHUNK_SHARED_BYTES, "the host declares it");
+static_assert(sizeof(Shared) == contract::gated_delta::CHUNK_SHARED_BYTES, "the host launches with this many bytes");
 
 // Makes the copies that this thread has started since the last call one group.
 __device__ __forceinline__ void end_copies() {

@@ -26,7 +26,7 @@ struct Shared {
     float sums[CHUNK];                       // C
     float strengths[CHUNK];
 };
-static_assert(sizeof(Shared) == contract::gated_delta::PREPARE_SHARED_BYTES, "the host declares it");
+static_assert(sizeof(Shared) == contract::gated_delta::PREPARE_SHARED_BYTES, "the host launches with this many bytes");
 
 // Limits a log decay to at least -30, so that differences of running sums stay accurate. Without
 // the limit, a token with a decay of almost 0 makes the running sum so large that later decays are
@@ -106,7 +106,7 @@ struct Chunks : Role {
 
     // Writes C and b. Run by one warp.
     __device__ __forceinline__ void write_gates(const Chunk& chunk) const {
-        static_assert(CHUNK == 2 * WARP, "two tokens per lane");
+        static_assert(CHUNK == 2 * WARP, "each lane writes two tokens");
         float own[2], strengths[2];
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {

@@ -68,9 +68,9 @@ constexpr uint32_t TILE_BLOCKS = TILE_ROWS / BLOCK_ROWS;
 constexpr uint32_t PIECE_BYTES = BLOCK_ROWS * STEP_COLUMNS / 2;  // bytes of a block in a step
 constexpr uint32_t WEIGHT_BYTES = TILE_BLOCKS * PIECE_BYTES;
 constexpr uint32_t X_ROW_BYTES = STEP_COLUMNS * 2;
-static_assert(THREADS / WARP * WARP_ROWS == TILE_ROWS, "each row of a tile has a warp");
-static_assert(4 * STRIP_COLUMNS == STEP_COLUMNS, "the four lanes of a row have all columns of a step");
-static_assert(FRAGMENTS * 2 * HALF_ROWS == 2 * BLOCK_ROWS, "a warp has two blocks");
+static_assert(THREADS / WARP * WARP_ROWS == TILE_ROWS, "the warps cover the rows of a tile");
+static_assert(4 * STRIP_COLUMNS == STEP_COLUMNS, "the four lanes of a row cover the columns of a step");
+static_assert(FRAGMENTS * 2 * HALF_ROWS == 2 * BLOCK_ROWS, "the fragments of a warp cover two blocks");
 
 template <typename Element>
 struct Call {

@@ -19,8 +19,8 @@
 // Sums are f32, rounded once at the end; neither a bias nor the previous contents of `out` cause a
 // rounding in between. `x`, `weight` and `out` are passed as tensor maps (see Launch): they start
 // at multiples of 16 bytes, and their rows are a multiple of 16 bytes apart. `bias` is aligned to
-// 4 bytes; `columns` is even. Any number of rows, any `columns` and any `in`. A NaN affects only
-// its row or column.
+// 4 bytes; `columns` is even. Any number of rows, any even `columns` and any `in`. A NaN affects
+// only its row or column.
 
 // Targets: sm_90a
 
@@ -38,7 +38,7 @@ struct Pipeline : LargeMPipeline {
     static constexpr uint32_t LEAD = 3, BEGIN = ::BEGIN;
 };
 
-// Processes all tiles of one multiplying warpgroup.
+// Computes all tiles of one consumer warpgroup.
 template <Kind KIND, typename T>
 __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, const Arguments& arguments,
                                          uint32_t shared, Pipeline::Barriers& barriers, uint32_t rank,

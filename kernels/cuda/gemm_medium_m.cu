@@ -52,7 +52,7 @@ constexpr uint32_t BLOCKS = contract::gemm_medium_m::CLUSTER;      // blocks in 
 constexpr uint32_t DEPTH = contract::gemm_medium_m::STEP_COLUMNS;  // columns of a step: 128 bytes
 constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB per step
 constexpr uint32_t STAGES_MAX = contract::gemm_medium_m::STAGES_MAX;
-static_assert(contract::gemm_medium_m::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
+static_assert(contract::gemm_medium_m::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "MULTIPLIERS and one copying warpgroup");
 static_assert(DEPTH * 2 == STEP_ROW_BYTES, "two bytes per column");
 constexpr uint32_t LEAD = 3;  // see hopper_pipeline.cuh
 constexpr uint16_t ALL_BLOCKS = (1 << BLOCKS) - 1;  // of the cluster, one bit each
@@ -70,7 +70,7 @@ struct Stages {
     static constexpr uint32_t HALF_BYTES = WIDTH * DEPTH * 2;  // gate or up
     static constexpr uint32_t OF_ONE = stages_of(PART_BYTES + 2 * HALF_BYTES);
     static constexpr uint32_t OF_ALL = stages_of(MULTIPLIERS * PART_BYTES + 2 * HALF_BYTES);
-    static_assert(OF_ALL > LEAD, "the first warpgroup can be ahead");
+    static_assert(OF_ALL > LEAD, "the first warpgroup can be LEAD steps ahead");
 
     const uint32_t parts;  // 64-row parts of x in a stage
     const uint32_t weights_at, bytes, count;

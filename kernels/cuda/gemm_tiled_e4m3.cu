@@ -166,7 +166,8 @@ __device__ __forceinline__ uint4 load_chunk(const uint8_t* row, bool is_there, u
 template <uint32_t TILES>
 __device__ __forceinline__ void small_m(const Product& product) {
     constexpr uint32_t ROWS = TILES * FRAGMENT_ROWS, CHUNKS = GROUP / (4 * CHUNK);
-    static_assert(SMALL_M_FEATURES == FRAGMENT_FEATURES && SMALL_M_THREADS == FEW_WARPS * WARP, "a warp has a fragment's features");
+    static_assert(SMALL_M_FEATURES == FRAGMENT_FEATURES && SMALL_M_THREADS == FEW_WARPS * WARP,
+                  "each warp multiplies the features of one fragment");
     __shared__ float parts[FEW_WARPS][ROWS][SMALL_M_FEATURES + 1];
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, of_eight = lane / 4, pair = lane % 4;
     const uint32_t first_feature = blockIdx.x * SMALL_M_FEATURES, first_row = blockIdx.y * ROWS;
@@ -256,9 +257,9 @@ constexpr uint32_t FEATURE_TILES = WARP_FEATURES / FRAGMENT_FEATURES, ROW_TILES 
 constexpr uint32_t ROW_CHUNKS = GROUP / CHUNK;
 constexpr uint32_t STAGE_BYTES = (LARGE_M_FEATURES + LARGE_M_ROWS) * GROUP;
 constexpr uint32_t SUMS_PITCH = LARGE_M_FEATURES + 4;  // in f32; lanes that write at once hit different banks
-static_assert(LARGE_M_THREADS == WARP * WARPS_ACROSS * (LARGE_M_ROWS / WARP_ROWS), "all of the tile has a warp");
+static_assert(LARGE_M_THREADS == WARP * WARPS_ACROSS * (LARGE_M_ROWS / WARP_ROWS), "the warps cover the tile");
 static_assert(LARGE_M_SHARED_BYTES == 2 * STAGE_BYTES && LARGE_M_ROWS * SUMS_PITCH * sizeof(float) <= LARGE_M_SHARED_BYTES,
-              "there is room for two stages, and then for the sums");
+              "the memory of the two stages is reused for the sums");
 
 // Byte offset of a chunk of a 128-byte row. The same chunk of eight rows lies in different banks.
 __device__ __forceinline__ uint32_t place_of(uint32_t row, uint32_t chunk) {

@@ -39,7 +39,7 @@
 using contract::patchify::CHANNELS;
 using contract::patchify::LEVEL_NUMBERS;
 constexpr uint32_t PIXELS_AT_ONCE = contract::patchify::PIXELS;  // per thread, if the side is even
-static_assert(contract::patchify::LAYOUT_NUMBERS == 4, "a picture's place is one load");
+static_assert(contract::patchify::LAYOUT_NUMBERS == 4, "a picture's layout must be one 16-byte load");
 
 // Location of a patch in the bytes.
 struct Source {

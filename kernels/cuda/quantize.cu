@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_eight(const Element* from, bool aligned, fl
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// The largest value among the cluster's blocks. Afterwards, other blocks may still read this
+// The largest value among the cluster's blocks. Afterward, other blocks may still read this
 // block's value: see `leave_cluster`.
 __device__ __forceinline__ float largest_of_cluster(float value) {
     __shared__ float own;

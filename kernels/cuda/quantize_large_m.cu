@@ -179,7 +179,7 @@ __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitc
     LONG(640, 2, name, Element) \
     LONG(1024, 1, name, Element)
 FOR_EACH_ACTIVATION(KERNELS)
-static_assert(LONG_THREADS_MAX == 640 && LONGER_THREADS_MAX == 1024, "the bounds of those");
+static_assert(LONG_THREADS_MAX == 640 && LONGER_THREADS_MAX == 1024, "the kernels above have these launch bounds");
 
 // Launch:
 //   Many rows:   block as in quantize.cu, so that sums have the same order; columns <= held * 8 *

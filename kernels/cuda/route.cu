@@ -2,12 +2,12 @@
 // all choices sorted by expert for the expert GEMMs. Few rows take one launch, more
 // rows two consecutive launches.
 //
-// route_small_m_f32      everything, for up to SMALL_M_ROWS rows
+// route_small_m_f32  everything, for up to SMALL_M_ROWS rows
 // route_choose_f32   each row's experts and weights, and the number of choices that each expert has
 //                    in each block's rows
 // route_sort_u32     the place of each choice in the sorted order, and the choice at each place
 //
-// logits   [rows, experts] f32       rows pitch elements apart
+// logits   [rows, experts] f32       rows are `pitch` elements apart
 // weights  [rows, top] f32           softmax over all experts, or over the row's chosen experts if
 //                                    `renormalized`
 // places   [rows * top] u32          the place of each choice; between the two launches, the
@@ -16,7 +16,8 @@
 //                                    expert
 // starts   [experts + 1] u32         the first place of each expert, then the end of the last
 //                                    expert
-// loads    [experts] u32             the kernels add each expert's number of choices
+// loads    [experts] u32             counters, to which the kernels add the number of each expert's
+//                                    choices
 // slots    [rows] u32                rows of NO_SLOT are not counted in loads; null: all rows are
 //                                    counted
 // counts   [blocks, experts] u32     scratch; null if one block sorts, because that block counts
@@ -25,7 +26,7 @@
 // Among equal logits, the expert with the lower index is first. A NaN comes last, and each weight
 // whose softmax includes the NaN is NaN. The order of additions is fixed, so a row's bits do not
 // depend on the other rows. The choices of an expert are in the order of their rows: the sort is a
-// counting sort whose ranks within a warp come from one comparison of all its lanes.
+// counting sort, and __match_any_sync gives the ranks within a warp.
 
 #include "contract.cuh"
 #include "kernel_order.cuh"
@@ -90,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Launch: no dynamic shared memory; all kernels may be launched
 // with programmatic stream serialization.
-//   route_small_m_f32      grid (1), block (THREADS); rows <= SMALL_M_ROWS, and may be 0
-//   route_choose_f32   grid (div_ceil(rows, block_rows)), block (any whole warps up to THREADS)
+//   route_small_m_f32  grid (1), block (THREADS); rows <= SMALL_M_ROWS, and may be 0
+//   route_choose_f32   grid (div_ceil(rows, block_rows)), block (any multiple of the warp size up to
+//                      THREADS)
 //   route_sort_u32     block (THREADS). With counts: the same grid, and block_choices = block_rows
 //                      * top. Without counts: grid (1) and block_choices = choices_count

@@ -36,9 +36,10 @@ constexpr uint32_t WIDTH = 8;
 // Number of groups of COLUMNS columns that a warp multiplies.
 constexpr uint32_t HELD = HIDDEN_MAX / COLUMNS / WARPS;
 constexpr uint32_t SUM_BYTES = contract::route_normed::SUM_BYTES;
-static_assert(OF_BLOCK == 16 && SMALL_M_ROWS == 16, "two tiles of mma.sync");
-static_assert(HELD * COLUMNS * WARPS == HIDDEN_MAX && COLUMNS == 4 * WIDTH, "four lanes a row and a group");
-static_assert(SUM_BYTES == WARPS * SMALL_M_ROWS * OF_BLOCK * sizeof(float), "sums of each warp");
+static_assert(OF_BLOCK == 16 && SMALL_M_ROWS == 16, "16 rows and 16 experts are two tiles of mma.sync");
+static_assert(HELD * COLUMNS * WARPS == HIDDEN_MAX && COLUMNS == 4 * WIDTH,
+              "the warps cover all columns, and four lanes share a row of a group");
+static_assert(SUM_BYTES == WARPS * SMALL_M_ROWS * OF_BLOCK * sizeof(float), "each warp has separate sums");
 
 template <typename Element>
 struct Operands {

@@ -61,8 +61,8 @@ fn time(cuda: &Cuda, mut launch: impl FnMut() -> Result<(), KernelError>) -> Dur
 fn wanted() -> [(&'static str, SampleRow); 6] {
     let warm = SampleRow { temperature: 0.8, ..SampleRow::default() };
     [
-        ("the likeliest", SampleRow::default()),
-        ("the likeliest, five reported", SampleRow { top: 5, ..SampleRow::default() }),
+        ("greedy", SampleRow::default()),
+        ("greedy, five reported", SampleRow { top: 5, ..SampleRow::default() }),
         ("temperature", warm),
         ("temperature, top-p 0.9", SampleRow { top_p: 0.9, ..warm }),
         ("temperature, top-k 50, top-p 0.9", SampleRow { top_k: 50, top_p: 0.9, ..warm }),
@@ -93,7 +93,7 @@ fn main() {
     let number = |at: u64| ((philox::uniform(1, at) + philox::uniform(2, at) - 1.0) * 12.0) as f32;
     fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all)
         .expect("the numbers are uploaded");
-    println!("{:<40}{}", "us for so many rows", ROWS.map(|rows| format!("{rows:>9}")).concat());
+    println!("{:<40}{}", "us, by number of rows", ROWS.map(|rows| format!("{rows:>9}")).concat());
     let counter = WorkCounter::default();
     let show = |name: &str, times: [Duration; ROWS.len()]| {
         println!("{name:<40}{}", times.map(|time| format!("{:>9.1}", time.as_secs_f64() * 1e6)).concat());

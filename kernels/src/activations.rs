@@ -139,7 +139,7 @@ impl ActivationScratch<'_> {
     /// # Panics
     /// If the space was created without this format, or for fewer than `rows` rows.
     pub fn place(&mut self, format: ActivationFormat, rows: usize) -> Activations<'_> {
-        const NONE: &str = "room for this format";
+        const NONE: &str = "the scratch has space for this format";
         let plain = format.is_unquantized.then(|| self.plain.as_mut().expect(NONE).row_range_mut(0..rows));
         let rounded = format.quantization.map(|quantization| {
             let (data, scales) = (self.data.as_mut().expect(NONE), self.scales.as_mut().expect(NONE));

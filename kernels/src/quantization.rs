@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DType, Shape};
 
-/// Columns of a group of activations. The blocks of a weight have as many columns, and in
-/// checkpoints as many rows. Each group and each block has one scale.
+/// Columns of a group of activations. Blocks of a weight have the same number of columns and, in
+/// checkpoints, the same number of rows. Each group and each block has one scale.
 pub const SCALE_BLOCK: usize = 128;
 
 /// How activations are quantized to [`Quantization::ELEMENTS`]. Each scale is the largest magnitude
 /// of the numbers that it covers, divided by 448. `Scale` is `()` in a scheme, because a fixed
-/// scale has another value for each weight.
+/// scale has a different value for each weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Quantization<Scale = f32> {
     /// Each group of [`SCALE_BLOCK`] columns of a row has a scale.
@@ -26,7 +26,7 @@ pub enum Quantization<Scale = f32> {
 impl Quantization {
     /// The type of quantized activations.
     pub const ELEMENTS: DType = DType::F8E4M3;
-    /// The usual name of [`ELEMENTS`](Self::ELEMENTS), for texts.
+    /// The usual name of [`ELEMENTS`](Self::ELEMENTS), for messages.
     pub const NAME: &str = "FP8";
 }
 
@@ -40,7 +40,7 @@ impl<Scale> Quantization<Scale> {
         }
     }
 
-    /// Replaces the fixed scale, if there is one, by `value(scale)`.
+    /// Replaces the fixed scale, if there is one, with `value(scale)`.
     pub fn map<Value>(self, value: impl FnOnce(Scale) -> Value) -> Quantization<Value> {
         match self {
             Quantization::Groups => Quantization::Groups,

@@ -58,7 +58,7 @@ impl Ground {
         match CudaDevice::open(1) {
             Ok(second) => Some(Ground::of(vec![first, Arc::new(second)], turn)),
             Err(error) => {
-                println!("skipped, this wants two GPUs: {error}");
+                println!("skipped, the test needs two GPUs: {error}");
                 None
             }
         }
@@ -196,7 +196,7 @@ fn rows_of_gpus_that_cannot_reach_each_other_go_through_the_driver() {
     }
 }
 
-/// Checks that both ranks report a lost device: rank 0 after its patience, and rank 1, which joins
+/// Checks that both ranks report a lost device: rank 0 after its timeout, and rank 1, which joins
 /// only after rank 0 has given up, without waiting.
 fn assert_parted<T: std::fmt::Debug>(found: Vec<(Result<T, KernelError>, Duration)>, why: &str) {
     for (rank, (result, took)) in found.into_iter().enumerate() {
@@ -361,7 +361,7 @@ fn a_rank_that_does_not_come_to_nccl_is_a_lost_device_after_a_bound_and_the_next
     println!("overhead after the lost link: {:?}", overhead());
     let (links, _memory) = ground.nccl().expect("the link existed before");
     gathers(&ground, links, [9, 24, 3]);
-    println!("overhead after the next one: {:?}", overhead());
+    println!("overhead after the next link: {:?}", overhead());
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl WorstCase {
 
 /// A pass over the vision encoder or the decoder.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "there are only as many as worst cases")]
+#[expect(clippy::large_enum_variant, reason = "there is one value per worst case, so the size does not matter")]
 pub enum Pass {
     /// Encodes pictures into the vision cache.
     Encode(EncoderBatch),

@@ -246,7 +246,7 @@ fn logits_and_answers_match_the_recording_except_near_ties() {
         let agreed = tokens - flipped;
         println!(
             "{}: prefill {prefill:.1e}, decode {decode:.1e} off; {agreed} of {tokens} tokens are the recorded ones, the \
-             others win by {margin:.1e} at most",
+             other tokens have logits that are larger by {margin:.1e} at most",
             story.name
         );
         assert!(prefill.max(decode) <= bound, "{}: logits differ by {prefill:e} and {decode:e}", story.name);

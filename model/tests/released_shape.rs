@@ -230,7 +230,7 @@ fn a_7b_checkpoint_on_several_gpus_matches_transformers() {
     let Target::Cuda(target) = gpu.kernels[0].target() else { unreachable!("the target is a GPU") };
     for of in [2, 4] {
         if let Err(error) = CudaDevice::open(of - 1) {
-            println!("skipped, this wants {of} GPUs: {error}");
+            println!("skipped, the test needs {of} GPUs: {error}");
             continue;
         }
         let each = |bench: &Bench<Cuda>| {

@@ -426,7 +426,7 @@ fn plain(file: &Path, param: &str) -> Result<File, ApiError> {
     let opened = options.open(file).and_then(|opened| Ok((opened.metadata()?.is_file(), opened)));
     match opened {
         Ok((true, opened)) => Ok(opened),
-        Ok((false, _)) => Err(failed("the file is not a plain file".to_owned())),
+        Ok((false, _)) => Err(failed("the path is not a regular file".to_owned())),
         Err(error) => Err(failed(format!("the file cannot be read: {error}"))),
     }
 }

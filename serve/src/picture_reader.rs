@@ -11,7 +11,7 @@ use super::{
     state::Service,
 };
 
-/// Pictures that were read. They count towards the byte limit of the [`Service`]
+/// Pictures that were read. They count toward the byte limit of the [`Service`]
 /// until they are dropped.
 pub struct ReadPictures {
     /// The pictures, in the order of their URLs.

@@ -450,7 +450,7 @@ async fn ledger(runtime: &Runtime) -> bursar::Snapshot {
     runtime.budget().snapshot().await.expect("the budget answers")
 }
 
-/// Runs a table. Afterwards the same runtime loads the undamaged checkpoint,
+/// Runs a table. Afterward the same runtime loads the undamaged checkpoint,
 /// and that model answers.
 fn each_is_refused(rows: Vec<Row>) {
     story(async {

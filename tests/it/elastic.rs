@@ -92,7 +92,7 @@ impl Card {
     /// until it has the rest.
     async fn other_process_takes(&self, bytes: Bytes) {
         let mut left = bytes;
-        eventually("the other process gets what it wants", async || {
+        eventually("the other process gets the memory that it asks for", async || {
             left -= self.device.foreign_takes(left);
             left.is_zero()
         })
@@ -159,7 +159,7 @@ impl Crowd {
     /// Waits for some more answers.
     async fn goes_on(&self) {
         let before = self.answers.load(Relaxed);
-        eventually("chats go on", async || self.answers.load(Relaxed) >= before + 3).await;
+        eventually("chats are still answered", async || self.answers.load(Relaxed) >= before + 3).await;
     }
 
     /// Waits until all chats have ended, and checks that each reply was the
@@ -311,7 +311,7 @@ fn memory_is_unbacked_only_after_its_fences_pass() {
         card.device.hold_fences();
         card.other_process_takes(card.before.free + card.before.canary).await;
         eventually("no sequence uses the removed blocks", async || blocks().await < all).await;
-        assert_eq!(answer(&card.model, long(3)).await, expected, "steps go on in the remaining cache");
+        assert_eq!(answer(&card.model, long(3)).await, expected, "the model still answers with the remaining cache");
         let ledger = card.ledger().await;
         assert_eq!((card.device.counts().unbacks, ledger.granted), (0, card.before.granted), "{ledger}");
         card.device.let_fences_pass();

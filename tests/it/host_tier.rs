@@ -118,10 +118,10 @@ fn a_picture_with_swapped_blocks_is_encoded_once() {
         stage.settled(&before).await;
         // The same chats on models with empty caches.
         let mut chat = about(1);
-        for (turn, replies) in replies.into_iter().enumerate() {
-            let fresh = Stage::set(for_one("seen anew", Bytes::ZERO)).await;
-            assert_eq!(answer(&fresh.model, chat.clone()).await, replies, "turn {turn}");
-            chat = chat.assistant(&replies).user(format!("And {turn}?"));
+        for (turn, reply) in replies.into_iter().enumerate() {
+            let fresh = Stage::set(for_one("computed again", Bytes::ZERO)).await;
+            assert_eq!(answer(&fresh.model, chat.clone()).await, reply, "turn {turn}");
+            chat = chat.assistant(&reply).user(format!("And {turn}?"));
         }
     });
 }

@@ -60,7 +60,7 @@ fn a_sharded_model_is_fetched_once_then_starts_offline() {
                 matches!(moment, Progress::Fetching { file: of, done, total }
                 if &**of == file && done == total && total.0 == bytes)
             };
-            assert!(moments.lock().expect("no panic").iter().any(is_end), "the end of {file} is heard");
+            assert!(moments.lock().expect("no panic").iter().any(is_end), "the end of {file} is reported");
         }
         // The cache layout that all Hugging Face tools share.
         let folder = cache.path().join("models--tiny--model");
@@ -190,7 +190,7 @@ fn each_hub_refusal_is_a_typed_error_without_leftovers() {
                 "401",
             ),
             (
-                "a licence to accept",
+                "a license to accept",
                 ID,
                 Fault::Status(403, "GatedRepo"),
                 |e| matches!(e, HubError::Refused { .. }),

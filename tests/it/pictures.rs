@@ -120,12 +120,12 @@ fn refused() -> Vec<(&'static str, Vec<u8>, Says, &'static [&'static str])> {
 /// Accepted pictures: name and bytes.
 fn accepted() -> Vec<(&'static str, Vec<u8>)> {
     let goldens = [
-        ("16-bit grey", "grey_16_bit.png"),
-        ("grey", "scene_grey.png"),
-        ("grey with alpha", "scene_grey_alpha.png"),
+        ("16-bit gray", "grey_16_bit.png"),
+        ("gray", "scene_grey.png"),
+        ("gray with alpha", "scene_grey_alpha.png"),
         ("with alpha", "scene_rgba.png"),
         ("a palette", "scene_palette.png"),
-        ("a palette with a transparent colour", "scene_palette_transparent.png"),
+        ("a palette with a transparent color", "scene_palette_transparent.png"),
         ("one bit", "scene_two_colours.png"),
         ("one pixel", "scene_1x1.png"),
         ("turned by EXIF", "scene_turned.jpg"),

@@ -167,7 +167,7 @@ fn another_process_on_one_card_shrinks_and_regrows_all_ranks() {
             let (ready, reply) = (stage.backed(), ask(&model, about(1)).await.expect("the model answers").text);
             let wanted = Bytes::mib(4);
             let mut left = wanted;
-            eventually("the other process gets what it wants", async || {
+            eventually("the other process gets the memory that it asks for", async || {
                 left -= stage.devices[taken_on].foreign_takes(left);
                 left.is_zero()
             })

@@ -215,7 +215,7 @@ fn memory_freed_by_another_process_enlarges_the_next_cache() {
         runtime.unload("demo").await.expect("the model unloads");
         device.foreign_gives_back(Bytes::mib(16));
         let after = demo(&runtime, sized()).await.serving().await.expect("the model serves").record.kv_blocks;
-        assert!(after > before, "{before} blocks while another process held 16 MiB, {after} afterwards");
+        assert!(after > before, "{before} blocks while another process held 16 MiB, {after} afterward");
     });
 }
 
@@ -232,7 +232,7 @@ fn an_unload_returns_every_byte_and_a_reload_works() {
             assert_all_returned(&runtime, &device, "after unloading").await;
             let again = demo(&runtime, small()).await;
             assert_eq!(answer(&again, about(1)).await, expected);
-            eventually("the same number of bytes is leased as before", async || {
+            eventually("as many bytes are leased as before the unload", async || {
                 snapshot(&runtime).await.granted == loaded.granted
             })
             .await;
@@ -392,6 +392,6 @@ fn two_runtimes_in_one_process_are_independent() {
         let expected = answer(&model, about(1)).await;
         assert_eq!(answer(&other, about(1)).await, expected);
         first.shutdown().await;
-        assert_eq!(answer(&other, about(1)).await, expected, "the other runtime goes on");
+        assert_eq!(answer(&other, about(1)).await, expected, "the other runtime still answers");
     });
 }

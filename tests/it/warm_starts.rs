@@ -436,7 +436,7 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
             (written("/profiles/0/peaks/0/workspace", 1.into()), "the peak of '"),
             (written("/profiles/0/peaks", serde_json::json!([])), "was unknown, is "),
             (written("/profiles/0/basis/driver", "old".into()), "driver was old, is "),
-            (written("/profiles/0/kv_blocks", huge), "room for keys and values was "),
+            (written("/profiles/0/kv_blocks", huge), "size of the KV cache was "),
         ] {
             fs::write(&file, &content).expect("the file is written");
             let started = start().await;

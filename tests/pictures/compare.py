@@ -6,7 +6,7 @@
     python3 compare.py --list DECODER FOLDER...                           # also each file that differs
 
 The expected picture is what vLLM 0.33 makes (`vllm/multimodal/image.py`): `exif_transpose`, transparency on white, RGB.
-For 16-bit grey, whose values Pillow clips at 255, the high byte is expected. Good corpora are the folders `Tests/images`
+For 16-bit gray, whose values Pillow clips at 255, the high byte is expected. Good corpora are the folders `Tests/images`
 of Pillow's source and `tests/images` of the crates image and tiff.
 """
 

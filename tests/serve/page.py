@@ -94,7 +94,7 @@ def the_legend_shows_the_ledger(page, url):
     check(not is_shown(page, "#devices"), "one device is there to choose from")
     wanted = {name: budget[name] for name in ("canary", "overhead", "foreign", "free")}
     wanted |= {line["class"]: line["bytes"] for line in budget["classes"]}
-    check(wanted["weights"] and wanted["kv"], f"the server tells no weights or no keys and values: {wanted}")
+    check(wanted["weights"] and wanted["kv"], f"the server reports no weights or no KV cache: {wanted}")
     for name, count in wanted.items():
         row = page.text(f"#legend tr[data-class='{name}']")
         check(size(count) in row, f"the legend of {name} is {row!r}, not {size(count)}")
@@ -187,9 +187,9 @@ def a_long_answer_streams_and_stops(page, url):
     page.click("#stop")
     text = answered(page)
     check(0 < len(text) < 3000, f"the stopped answer has {len(text)} letters")
-    check("stopped" in page.text(f"{LAST} .usage"), "it does not say that it was stopped")
+    check("stopped" in page.text(f"{LAST} .usage"), "the usage line does not say that the answer was stopped")
     until("the server gives the request up", lambda: api(url, "/v1/budget")["models"][0]["requests"] == 0, 5)
-    check(page.text(f"{LAST} .words") == text, "the answer goes on after the stop")
+    check(page.text(f"{LAST} .words") == text, "the answer continues after the stop")
     page.between(CHAT, None)
     page.click("#retry")
     check("picture" in answered(page) and is_shown(page, "#send"), f"the retry answers {answered(page)!r}")
@@ -378,7 +378,7 @@ def a_lost_server_is_reported_and_reconnected(page, url):
         seen.extend([told] if told not in seen else [])
         return any("in 1 s" in told for told in seen) and any("in 2 s" in told for told in seen)
 
-    until("the page says that it tries again, later each time", waits_longer)
+    until("the page says that it retries, after a longer wait each time", waits_longer)
     check(all("cannot be reached" in told for told in seen if "Trying" in told), f"it says {seen}")
     page.between(WATCH, None)
     until("the memory is shown again", lambda: page.text("#connection") == "" and "MiB" in page.text("#legend"))
@@ -399,14 +399,14 @@ def a_hidden_page_closes_its_connection(page, url):
         of(page, "#legend tr[data-class='weights'] td", "(node.textContent = 'old')")
 
     forget()
-    until("a seen page is told the memory", is_told)
+    until("a visible page receives memory updates", is_told)
     turned(True)
     forget()
     page.js("new Promise((wake) => setTimeout(wake, 1500))")
-    check(not is_told(), "a hidden page is still told the memory")
+    check(not is_told(), "a hidden page still receives memory updates")
     check(page.text("#connection") == "", f"a hidden page says {page.text('#connection')!r}")
     turned(False)
-    until("a page that is seen again is told the memory", is_told)
+    until("a page that is visible again receives memory updates", is_told)
 
 
 def the_page_asks_for_a_key_and_sends_it(page, url):
@@ -434,7 +434,7 @@ def the_page_asks_for_a_key_and_sends_it(page, url):
     until("its field has the focus", lambda: page.js("document.activeElement.id") == "key")
     page.type("wrong")
     page.enter()
-    until("a wrong key is told", lambda: "rejected this key" in page.text("#key-label") and is_shown(page, "#key"))
+    until("a wrong key is reported", lambda: "rejected this key" in page.text("#key-label") and is_shown(page, "#key"))
     page.type("one-two")
     page.enter()
     until("the memory is shown", lambda: page.text("#connection") == "" and "Weights" in page.text("#legend"))
@@ -453,7 +453,7 @@ def a_model_that_is_not_ready_shows_why(page, url):
     names = "[...document.querySelectorAll('#model option')].map(({text}) => text)"
     until("the models are listed", lambda: page.js(names) == ["first, loading", "second, failed", "third"])
     check(page.text("#model-state") == "takes no pictures", "the model that answers is not chosen")
-    check(of(page, "#add", "node.disabled"), "pictures can be added for a model that takes none")
+    check(of(page, "#add", "node.disabled"), "pictures can be added for a model that takes no pictures")
     for name, state in (("first", "loading: weights"), ("second", "failed: no such folder")):
         of(page, "#model", f"(node.value = '{name}', node.dispatchEvent(new Event('change')))")
         check(page.text("#model-state") == state, f"of {name} it says {page.text('#model-state')!r}")
@@ -590,7 +590,7 @@ def reduced_motion_disables_transitions(page, url):
     page.look(1280, 800)
     check(page.js(time) == "0.3s", "the band does not move, so that there is nothing to leave out")
     page.look(1280, 800, motion="reduce")
-    check(page.js(time) == "0s", "the band moves though motion is not wanted")
+    check(page.js(time) == "0s", "the band moves although the user prefers reduced motion")
     page.look(1280, 800)
 
 

@@ -76,7 +76,7 @@ impl Reading {
     }
 
     /// Waits until there are no more threads, files and tasks than in `before`. If one of them
-    /// stays forever, this function does not return and the test fails.
+    /// never ends, the test fails at the time limit of `eventually`.
     pub async fn of_a_process_at_rest(before: Option<&Reading>) -> Self {
         if let Some(before) = before {
             let what = format!("no more threads, files and tasks than {before}");
@@ -84,7 +84,7 @@ impl Reading {
         } else {
             // Idle threads end by themselves, so wait until the counts are stable.
             let mut last = Reading::now();
-            eventually("threads and tasks stand still", async || {
+            eventually("the numbers of threads, files and tasks are stable", async || {
                 let earlier = std::mem::replace(&mut last, Reading::now());
                 earlier.is_at_rest_as(&last)
             })

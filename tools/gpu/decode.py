@@ -163,7 +163,7 @@ def main():
         "down": (HIDDEN, FEATURES),
     }.items()}
     weights |= {"bias": drawn(QKV), "norm": torch.ones(HIDDEN, **BF16), "embedding": drawn(VOCABULARY, HIDDEN)}
-    print(f"milliseconds a step at context {asked.context}, {asked.layers} layers; behind it what each family costs")
+    print(f"milliseconds per step at context {asked.context}, {asked.layers} layers; then the time of each family of kernels")
     print("batch".rjust(6) + "step".rjust(9) + "".join(map("{:>11}".format, FAMILIES)) + "  attention alone")
     fine = True
     for batch in asked.batches:

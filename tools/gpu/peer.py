@@ -98,7 +98,7 @@ def draw_weights():
             elif weight.dim() > 0:
                 draw(weight)
 
-    # The first function draws one tensor of a layer that is quantized afterwards: a
+    # The first function draws one tensor of a layer that is quantized afterward: a
     # matrix or a bias.
     dummy_loader.initialize_single_dummy_weight = draw
     dummy_loader.initialize_dummy_weights = draw_layer

@@ -106,7 +106,7 @@ def last_logits(model, prompt, seen):
     count = len(answer.prompt_token_ids)
     steps = [len(hidden) for hidden in seen]
     hidden = [hidden for hidden in seen if len(hidden) >= count]  # [tokens and padding, hidden], after the last norm
-    assert len(hidden) == 1, f"{count} tokens want one step, not steps of {steps} tokens"
+    assert len(hidden) == 1, f"{count} tokens should run in one step, not in steps of {steps} tokens"
     with torch.inference_mode():
         rows = hidden[0][count - ROWS : count]
         logits = model.apply_model(lambda network: network.compute_logits(rows))[0].float().cpu().numpy()

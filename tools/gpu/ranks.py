@@ -537,14 +537,14 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--check", action="store_true", help="check and do not time")
-    arguments.add_argument("--without-nccl", action="store_true", help="time ours alone")
-    arguments.add_argument("--ranks", type=int, help="one for each GPU if not said otherwise")
+    arguments.add_argument("--without-nccl", action="store_true", help="time only Bursar's collectives")
+    arguments.add_argument("--ranks", type=int, help="default: one for each GPU")
     arguments = arguments.parse_args()
     driver()
     count = torch.cuda.device_count()
     ranks = arguments.ranks or count
     if ranks < 2:
-        sys.exit("it wants at least two ranks")
+        sys.exit("the measurement needs at least two ranks")
     map_on_all(count)
     group = Group([torch.cuda.Stream(f"cuda:{rank % count}") for rank in range(ranks)])
     checks, failures = check(group)

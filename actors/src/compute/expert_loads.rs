@@ -59,7 +59,7 @@ mod tests {
         // The first layer is balanced. In the second layer one counter overflows and gets
         // 8 of 10 tokens.
         assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), Some(3.2));
-        assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), None, "no expert was chosen in one layer");
+        assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), None, "no expert was chosen since the last read");
         assert_eq!(
             loads.imbalance(vec![11, 11, 11, 11, 7, 1, 1, 0]),
             Some(1.0),

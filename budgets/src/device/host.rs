@@ -338,7 +338,7 @@ impl Device for HostDevice {
         }
         let mut copy = Box::<[u8]>::new_uninit_slice(bytes.as_usize());
         // SAFETY: the range stays backed while the state is locked, and the caller guarantees that
-        // nothing writes to it. The copy has the same length, and is fully initialized afterwards.
+        // nothing writes to it. The copy has the same length, and is fully initialized afterward.
         let copy = unsafe {
             std::ptr::copy_nonoverlapping(address.0 as *const u8, copy.as_mut_ptr().cast(), copy.len());
             copy.assume_init()

@@ -123,7 +123,7 @@ async fn answer(model: ModelHandle, chat: Chat) -> Result<Usage, Failure> {
             return Ok(usage);
         }
     }
-    Err(failure("a reply ended without its last event".to_owned()))
+    Err(failure("a reply ended without a Done event".to_owned()))
 }
 
 fn check(usage: Usage, reply: usize) -> Result<(), Failure> {

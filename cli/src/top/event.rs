@@ -149,7 +149,7 @@ mod tests {
             ),
             (r#""event":"canary_given","bytes":1048576,"card":"cuda:1""#, "1.0 MiB, for cuda:1"),
             (r#""event":"oom","model":"demo","phase":"serve""#, "demo while in serve"),
-            (r#""event":"restart","model":"demo","actor":"kv","reason":"killed""#, "kv of demo: killed"),
+            (r#""event":"restart","model":"demo","actor":"vision","reason":"killed""#, "vision of demo: killed"),
             (r#""event":"restart","model":null,"actor":"budget","reason":"killed""#, "budget: killed"),
             (r#""event":"ready","model":"demo","kv_tokens":64"#, "demo, KV cache of 64 tokens"),
             (r#""event":"stopped","model":"demo","reason":"unloaded""#, "demo: unloaded"),

@@ -49,6 +49,12 @@ impl View {
 }
 
 impl Actor {
+    /// The actors of a model, from the top of its supervision tree down.
+    const OF_A_MODEL: [&str; 4] = ["engine", "profile", "vision", "scheduler"];
+
+    /// The actors that run while a model is ready.
+    const SERVING: [&str; 2] = ["vision", "scheduler"];
+
     /// Returns each runtime and its budget. If there are several runtimes, the names include the
     /// device.
     fn of_runtimes(now: &Samples) -> Vec<Self> {
@@ -69,9 +75,9 @@ impl Actor {
         [runtimes, of("budget", "bursar_budget_up", Some("bursar_budget_restarts_total"))].concat()
     }
 
-    /// Returns the actors of a model, from the top of its supervision tree down.
+    /// Returns the actors of a model in the order of [`Actor::OF_A_MODEL`], and then actors with other
+    /// names, which a process of another version may have.
     fn of(now: &Samples, model: &str) -> Vec<Self> {
-        const ORDER: [&str; 5] = ["engine", "profile", "vision", "kv", "scheduler"];
         let mut actors: Vec<_> = now
             .of("bursar_actor_up", &[("model", model)])
             .map(|series| {
@@ -80,7 +86,8 @@ impl Actor {
                 Actor { is_up: series.value > 0.0, restarts: restarts.unwrap_or(0), actor }
             })
             .collect();
-        let place = |actor: &Actor| ORDER.iter().position(|name| *name == actor.actor).unwrap_or(ORDER.len());
+        let order = Actor::OF_A_MODEL;
+        let place = |actor: &Actor| order.iter().position(|name| *name == actor.actor).unwrap_or(order.len());
         actors.sort_by(|one, other| place(one).cmp(&place(other)).then_with(|| one.actor.cmp(&other.actor)));
         actors
     }

@@ -24,7 +24,7 @@ pub(crate) fn pictures(request: &PreprocessedRequest) -> Result<Vec<String>, Dyn
                     return Err(invalid("this worker decodes pictures itself; register it without a media decoder"));
                 }
                 MultimodalData::UuidOnly(_) => {
-                    return Err(invalid("a picture that is named by its uuid alone is not kept; send its URL or data"));
+                    return Err(invalid("pictures are not stored by uuid; send the URL or the data of the picture"));
                 }
             });
         }
@@ -61,8 +61,8 @@ fn refuse_unserved(request: &PreprocessedRequest) -> Result<(), DynamoError> {
     let sampling = &request.sampling_options;
     let asked = [
         (request.prompt_embeds.is_some(), "`prompt_embeds`"),
-        (request.prefill_result.is_some() || request.bootstrap_info.is_some(), "prompts that others computed"),
-        (request.encoder_result.is_some(), "pictures that others encoded"),
+        (request.prefill_result.is_some() || request.bootstrap_info.is_some(), "prompts that another worker computed"),
+        (request.encoder_result.is_some(), "pictures that another worker encoded"),
         (request.routing.as_ref().is_some_and(|routing| routing.lora_name.is_some()), "adapters"),
         (sampling.n.is_some_and(|n| n > 1) || sampling.best_of.is_some_and(|n| n > 1), "more than one reply (`n`)"),
         (sampling.use_beam_search == Some(true), "beam search"),

@@ -69,7 +69,7 @@ pub(crate) async fn blocks(model: ModelHandle, publisher: Arc<KvEventPublisher>)
     while let Some(changes) = events.next().await {
         if events.missed() > missed {
             missed = events.missed();
-            tracing::warn!(missed, "the router is told of all blocks anew: too many changes waited");
+            tracing::warn!(missed, "the block event queue overflowed; all blocks are reported to the router again");
         }
         let events = changes.iter().map(|change| KvCacheEvent {
             event_id: publisher.next_event_id(),

@@ -67,7 +67,7 @@ impl Options {
         let common = &self.common;
         if common.disaggregation_mode != DisaggregationMode::Aggregated || common.route_to_encoder {
             anyhow::bail!(
-                "Bursar computes prompts, pictures and replies in one worker: `--disaggregation-mode agg` alone"
+                "Bursar computes prompts, pictures and replies in one worker; use `--disaggregation-mode agg`"
             );
         }
         Ok(WorkerConfig {

@@ -106,7 +106,7 @@ impl BursarWorker {
         let bytes = body.get("bytes").and_then(Value::as_u64);
         let bytes = Bytes(bytes.ok_or_else(|| invalid("`bytes` is a whole number"))?);
         let Some(device) = self.running()?.runtime.device().as_host() else {
-            return Ok(json!({"status": "error", "message": "neighbours are drilled on host memory alone"}));
+            return Ok(json!({"status": "error", "message": "other processes can be simulated only on host memory"}));
         };
         let held = device.counts().foreign;
         if bytes > held {

@@ -61,7 +61,7 @@ fn usage(chunks: &[LLMEngineOutput]) -> CompletionUsage {
 }
 
 fn cached(chunks: &[LLMEngineOutput]) -> u32 {
-    usage(chunks).prompt_tokens_details.and_then(|details| details.cached_tokens).expect("it is told")
+    usage(chunks).prompt_tokens_details.and_then(|details| details.cached_tokens).expect("the usage counts them")
 }
 
 async fn refused(worker: &BursarWorker, request: PreprocessedRequest) -> (ErrorType, String) {

@@ -28,7 +28,7 @@ struct Sizes {
     static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + HELPERS);
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
     static constexpr int CHUNKS = WIDE / CHUNK;
-    static_assert(!PAGED || WIDE == D, "a block of the cache has no room for zeros");
+    static_assert(!PAGED || WIDE == D, "a block of the cache has no padding");
     // DOWN: bytes from 8 rows to the next 8 rows. ACROSS: bytes from chunk to chunk. A block of the
     // cache is copied as one box: 8 rows of all chunks, and then the next 8 rows. Packed rows are
     // copied as one box per chunk, with all keys of a step.
@@ -44,8 +44,8 @@ struct Sizes {
     static constexpr uint32_t RAW_BYTES = E4M3 ? KEYS * D : 0;  // a step's keys or values in E4M3
     static constexpr uint32_t SHARED_BYTES = RAW_AT + STAGES * RAW_BYTES;
     static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0,
-                  "a swizzle repeats after so many bytes");
-    static_assert(SHARED_BYTES <= 226 * 1024, "a block's dynamic share of shared memory");
+                  "tiles must be whole periods of the swizzle");
+    static_assert(SHARED_BYTES <= 226 * 1024, "the tiles must fit in the dynamic shared memory of a thread block");
     // Registers per thread. The block has 65,536 registers.
     static constexpr uint32_t HELPER_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
     static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : E4M3 ? 216 : 232;
@@ -62,8 +62,8 @@ constexpr bool PAGED_AS_LAUNCHED =
     Paged<D, false>::SHARED_BYTES == paged::SHARED_BYTES<D> && paged::QUERIES * (D + 2) == paged::PART_NUMBERS<D>;
 using PagedE4m3 = Paged<paged::E4M3_HEAD_DIM, false, true>;
 static_assert(PagedE4m3::THREADS == paged::E4M3_THREADS && PagedE4m3::SHARED_BYTES == paged::E4M3_SHARED_BYTES,
-              "as they are launched");
-static_assert(PagedE4m3::D == 128, "as the kernels are named");
+              "the sizes must equal the sizes that the host launches with");
+static_assert(PagedE4m3::D == 128, "the names of the kernels say d128");
 template <int D>
 using Packed = Sizes<D, PACKED_QUERIES<D> / 64, PACKED_KEYS<D>, false, false>;
 template <int D>

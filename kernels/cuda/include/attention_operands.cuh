@@ -138,7 +138,7 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
 // the stages of the multiplying warpgroups. Run by one warpgroup.
 template <typename S>
 __device__ __forceinline__ void widen_steps(uint32_t shared, Barriers& barriers) {
-    static_assert(!S::E4M3 || (S::D == 128 && S::CHUNK == 64), "lanes are dealt out so");
+    static_assert(!S::E4M3 || (S::D == 128 && S::CHUNK == 64), "the assignment of lanes below assumes these sizes");
     const uint32_t thread = threadIdx.x % WARPGROUP;
     // Eight lanes read 64 bytes of each of two rows: the left half of one row and the right half of
     // the other row, so that there are never bank conflicts in shared memory.

@@ -302,7 +302,7 @@ struct WarpPart {
 };
 
 static_assert(PART_FLOATS<128> * 4 <= Ring<128, E4m3>::BYTES && PART_FLOATS<32> * 4 <= Ring<32, E4m3>::BYTES,
-              "a part fits in a ring");
+              "a partial result fits in a ring");
 
 template <uint32_t HEAD_DIM, typename Cached, typename Element>
 __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_t piece, float* partials,

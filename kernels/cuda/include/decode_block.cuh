@@ -22,7 +22,7 @@
 #include "tensor_core.cuh"
 
 using contract::common::BLOCK_TOKENS;
-static_assert(BLOCK_TOKENS == 16, "keys along the 16 rows of a product");
+static_assert(BLOCK_TOKENS == 16, "the keys of a block are the 16 rows of a product");
 
 // Starts the copy of 16 bytes. With READ_ONCE, they are the first to be evicted from the L2
 // cache. (An explicit hint of normal priority differs from no hint: with it, 256 sequences took
@@ -71,7 +71,7 @@ struct Ring {
     static constexpr uint32_t BYTES = contract::attention_decode::RING_BYTES<HEAD_DIM>;
     static constexpr uint32_t BLOCK_BYTES = 2 * HalfBlock<HEAD_DIM, Cached>::BYTES;
     static constexpr uint32_t STAGES = BYTES / BLOCK_BYTES;
-    static_assert(BYTES % BLOCK_BYTES == 0, "whole blocks");
+    static_assert(BYTES % BLOCK_BYTES == 0, "a ring holds whole blocks");
 };
 
 // Ends a group of copies. The group may be empty.

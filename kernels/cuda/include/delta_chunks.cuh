@@ -41,7 +41,7 @@ constexpr uint32_t TILE = 16;
 constexpr uint32_t BLOCKS = CHUNK / TILE;  // blocks of 16 tokens in a chunk, one per warp of a half
 constexpr uint32_t HALF_WARPS = BLOCKS;    // warps in each half of the thread block
 constexpr uint32_t PIECE = 8;              // elements of 16 bytes
-static_assert(CHUNK_THREADS == 2 * HALF_WARPS * WARP, "two halves");
+static_assert(CHUNK_THREADS == 2 * HALF_WARPS * WARP, "a thread block has two halves");
 
 // Elements from row to row in shared memory. A row has 16 additional bytes, so that 8 rows start in
 // 8 different groups of banks.

@@ -28,7 +28,7 @@ struct Delta {
 
     // The key head that a value head uses.
     __device__ __forceinline__ uint32_t key_head(uint32_t head) const { return head / (value_heads / key_heads); }
-    // Columns of a row of qkv.
+    // Index of the first column of a head's query, key or value in a row of qkv.
     __device__ __forceinline__ uint32_t query_column(uint32_t head) const { return key_head(head) * key_dim; }
     __device__ __forceinline__ uint32_t key_column(uint32_t head) const { return (key_heads + key_head(head)) * key_dim; }
     __device__ __forceinline__ uint32_t value_column(uint32_t head) const {
@@ -60,7 +60,7 @@ struct HeadGates {
         return -rate * softplus;
     }
 
-    // The factor of a token's change of the state.
+    // The write strength: the factor by which a token's update of the state is multiplied.
     static __device__ __forceinline__ float strength(float b) { return 1.0f / (1.0f + expf(-b)); }
 };
 

@@ -24,8 +24,8 @@ struct Control {
     // of pieces of the announcing rank that have arrived.
     uint64_t pieces[BLOCKS_MAX][RANKS_MAX];
 };
-static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
-static_assert(sizeof(Control) <= contract::all_reduce::PUSHED_AT, "what is pushed follows");
+static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads `failed` at this offset");
+static_assert(sizeof(Control) <= contract::all_reduce::PUSHED_AT, "the pushed units begin after the control block");
 
 // Exchange memory as passed to a launch.
 struct Exchange {

@@ -61,7 +61,7 @@ template <uint32_t COUNT, typename Element, typename Each>
 __device__ __forceinline__ void write_normed(const Target<Element>& out, const uint4 (&sum)[COUNT], const uint4& by_words,
                                              const float (&squares)[COUNT], NormTerms terms, uint32_t vector,
                                              float (&partial)[COUNT][WARPS_MAX], const Each& each) {
-    static_assert(VECTOR<Element> == WIDTH, "a unit is what a lane of a group has");
+    static_assert(VECTOR<Element> == WIDTH, "a unit has the values of one lane of a group");
     const auto values_of = [&](uint32_t i, float (&values)[WIDTH]) {
         const float factor = 1.0f / sqrtf(squares[i] / out.columns + terms.epsilon);
         normed<Element>(sum[i], by_words, terms.weight_offset, factor, values);

@@ -11,9 +11,9 @@ struct Pushed {
     uint4 words[2];
 };
 // Units pushed by other ranks are stored between a rank's control block and its data, indexed by
-// half and by the pushing rank.
+// the parity of the epoch and by the pushing rank.
 static_assert(contract::all_reduce::PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * sizeof(Pushed) == contract::all_reduce::DATA_AT,
-              "the host leases that much");
+              "the host leases space for all pushed units");
 
 // Address of unit `unit` that rank `from` pushes to rank `to`.
 __device__ __forceinline__ Pushed* pushed(const Exchange& all, uint32_t to, uint32_t from, uint32_t epoch, uint64_t unit) {
@@ -34,8 +34,8 @@ __device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epo
 // in time, or if an earlier wait has failed.
 __device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
     const Pushed* own = pushed(all, all.rank, from, epoch, at);
-    // Checks the clock and for failures only every POLLS_PER_CHECK polls, because both take longer than a
-    // poll of the data.
+    // The clock and the failure flag are checked only every POLLS_PER_CHECK polls, because either check takes
+    // longer than a poll of the data.
     constexpr uint32_t POLLS_PER_CHECK = 64;
     uint64_t start = 0;
     for (uint32_t looks = 1;; ++looks) {

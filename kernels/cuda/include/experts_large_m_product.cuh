@@ -3,7 +3,7 @@
 //
 // gated_experts_large_m_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
 //                             (SwiGLU, arXiv 2002.05202)
-// experts_large_m_<type>         out[place] = weight of the choice * (x[place] * w^T)
+// experts_large_m_<type>         out[place] = router weight of the choice * (x[place] * w^T)
 //
 // experts_large_m_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
 // `_e4m3_blocks` and `_e4m3_rows` as in gemm_large_m_e4m3.cu.
@@ -45,7 +45,8 @@ struct Pipeline : LargeMPipeline {
     static constexpr Release RELEASE = Release::EACH_WARP;
     static constexpr uint32_t LEAD = 2, BEGIN = ::BEGIN;
 };
-static_assert(Pipeline::LEAD + COPY_STAGES_MAX <= STAGES, "or no stage that the second waits for would ever be said to be full");
+static_assert(Pipeline::LEAD + COPY_STAGES_MAX <= STAGES,
+              "the producer must announce LEAD full stages before it waits for a free stage");
 
 template <typename Format>
 constexpr uint32_t DEPTH = STEP_ROW_BYTES / sizeof(typename Format::Operand);  // columns of a step
@@ -237,8 +238,9 @@ __device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const A
 }
 
 // The E4M3 scales for one thread's sums: the scales of its two rows of x, and of each 64 rows of
-// the weight. There are WIDTH rows of the weight or, if gated, WIDTH rows each of gate and up. With
-// LOW, a scale block may begin or end within 64 rows.
+// the weight. There are WIDTH rows of the weight or, if gated, WIDTH rows each of gate and up. LOW
+// means that scale blocks or experts do not have a multiple of 64 rows, so a scale block may begin
+// or end within 64 rows.
 template <bool GATED, uint32_t WIDTH, bool LOW, typename Format>
 struct ExpertScales {
     static constexpr uint32_t QUARTERS = WIDTH * (GATED ? 2 : 1) / 64;
@@ -384,7 +386,8 @@ struct Multiplier : Consumer<Pipeline> {
     template <uint32_t WIDTH, bool LOW, uint32_t TILES>
     __device__ __forceinline__ void add_groups(float (&sums)[TILES][4], const Items<GATED>& items, uint32_t own,
                                                uint32_t steps) {
-        static_assert(DEPTH<Format> == GROUP && TILES % (HALF / 8) == 0, "a step has one scale, and whole halves");
+        static_assert(DEPTH<Format> == GROUP && TILES % (HALF / 8) == 0,
+                      "a step must be one group of columns, and its tiles must be whole halves");
         using Scales = ExpertScales<GATED, WIDTH, LOW, Format>;
         Scales scales(arguments, items, own);
 #pragma unroll

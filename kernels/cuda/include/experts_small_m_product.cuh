@@ -3,7 +3,7 @@
 //
 // gated_experts_small_m_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
 //                                      (SwiGLU, arXiv 2002.05202)
-// experts_small_m_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
+// experts_small_m_<type>_r<PLACES>         out[place] = router weight of the choice * (x[place] * w^T)
 //
 // experts_small_m_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
 // `_e4m3_blocks` and `_e4m3_rows` as in gemm_small_m_e4m3.cu.
@@ -43,8 +43,8 @@ constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t CHUNKS = STEP_BYTES / ROW_BYTES;
 constexpr uint32_t CHUNK_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr uint32_t STAGE_BYTES = CHUNKS * CHUNK_BYTES;
-static_assert(THREADS == WARPGROUP + 32 && TILE_ROWS == 64, "a warpgroup multiplies, a warp copies");
-static_assert(STAGE_BYTES == contract::experts_small_m::STAGE_BYTES, "the launch counts so many");
+static_assert(THREADS == WARPGROUP + 32 && TILE_ROWS == 64, "one warpgroup multiplies 64 rows, and one warp copies");
+static_assert(STAGE_BYTES == contract::experts_small_m::STAGE_BYTES, "the host computes the number of stages from this size");
 
 template <typename Format>
 struct Arguments {

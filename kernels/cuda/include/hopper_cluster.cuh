@@ -15,7 +15,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 
 // Waits for all threads of the cluster. Their earlier writes to shared
-// memory are visible afterwards.
+// memory are visible afterward.
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }

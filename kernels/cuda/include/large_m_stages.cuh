@@ -19,9 +19,11 @@ constexpr uint32_t HALF_BYTES = HALF * STEP_ROW_BYTES;        // 16 KiB
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;         // two boxes per multiplying warpgroup
-static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
-static_assert(THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
-static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "and what it gives");
+static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256,
+              "the assignment of sums to threads assumes these sizes");
+static_assert(THREADS == (1 + MULTIPLIERS) * WARPGROUP, "MULTIPLIERS and one copying warpgroup");
+static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES,
+              "the host launches with this many bytes");
 
 // A position in the ring.
 using LargeMRing = FixedRing<STAGES, STAGE_BYTES, X_BYTES>;

@@ -10,8 +10,9 @@ using contract::route::SMALL_M_ROWS;
 using contract::route::THREADS;
 constexpr uint32_t WARPS = THREADS / LANES;
 constexpr uint32_t NO_EXPERT = EXPERTS_MAX;
-static_assert(THREADS == EXPERTS_MAX, "a thread an expert");
-static_assert(SMALL_M_ROWS == WARPS && SMALL_M_ROWS * LANES == THREADS, "a warp a row, and a thread a choice of any row");
+static_assert(THREADS == EXPERTS_MAX, "each expert has one thread");
+static_assert(SMALL_M_ROWS == WARPS && SMALL_M_ROWS * LANES == THREADS,
+              "each row has one warp, and each choice of all rows has one thread");
 
 // Maps a value to an integer that sorts like the value. Both zeros have the same integer. NaN has
 // the integer 1, and all numbers have larger integers.

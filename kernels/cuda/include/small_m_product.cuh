@@ -13,7 +13,7 @@ template <typename Format, uint32_t ROWS>
 __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Format>& arguments, const UnitRanges& line,
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // per thread
-    static_assert(VALUES * MULTIPLIERS == contract::gemm_small_m::PART_NUMBERS<ROWS>, "scratch is made of such parts");
+    static_assert(VALUES * MULTIPLIERS == contract::gemm_small_m::PART_NUMBERS<ROWS>, "the host sizes scratch in parts of this size");
     // Parts that are read at once: as many as fit into registers.
     constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
     const uint32_t begin = tile * arguments.steps;
@@ -221,7 +221,7 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
                                                   uint32_t tile, uint32_t first, uint32_t last) {
     constexpr uint32_t GROUPS = ROWS / 8 < SHARERS ? 1 : ROWS / 8 / SHARERS, OWNERS = ROWS / 8 / GROUPS;
     constexpr uint32_t IN_BLOCK = SHARERS / TEAM, SENT_BYTES = GROUPS * WARPGROUP * 16;
-    static_assert((SHARERS - 1) * SENT_BYTES <= Shared<ROWS>::SUMS_BYTES / 2, "both warpgroups are sums at once");
+    static_assert((SHARERS - 1) * SENT_BYTES <= Shared<ROWS>::SUMS_BYTES / 2, "the sums for both warpgroups fit at the same time");
     const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
     const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::SUMS_ALL_AT + 8 * warpgroup; };

@@ -28,8 +28,8 @@ constexpr uint32_t COLUMNS = CHUNKS * CHUNK<Format>;
 constexpr uint32_t HALF_ROWS = contract::gemm_small_m::TILE_ROWS / 2;  // half of the tallest tile: the rows of one wgmma
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t COPIER = MULTIPLIERS;  // first thread of the copying warp; one more warp writes
-static_assert(HALF_ROWS == 64 && MULTIPLIERS == 2 * WARPGROUP, "each warpgroup has one half");
-static_assert(contract::gemm_small_m::THREADS == COPIER + 2 * 32, "the launch");
+static_assert(HALF_ROWS == 64 && MULTIPLIERS == 2 * WARPGROUP, "each warpgroup multiplies one half of the tallest tile");
+static_assert(contract::gemm_small_m::THREADS == COPIER + 2 * 32, "MULTIPLIERS, the copying warp and the writing warp");
 
 // IDs of named barriers for a part of the block; 0 is the barrier of all threads.
 constexpr uint32_t MULTIPLIERS_MEET = 1;
@@ -51,7 +51,7 @@ struct Shared {
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
     static constexpr uint32_t SUMS_ALL_AT = WORD_AT + 16;  // barriers, one per warpgroup
     static constexpr uint32_t BYTES = WORD_AT + 64;
-    static_assert(BYTES == contract::gemm_small_m::SHARED_BYTES<ROWS>, "the launch gives so many");
+    static_assert(BYTES == contract::gemm_small_m::SHARED_BYTES<ROWS>, "the host launches with this many bytes");
 
     // Start of the sums that this warpgroup receives.
     static __device__ __forceinline__ uint32_t sums_at(uint32_t warpgroup) {
@@ -83,7 +83,7 @@ struct Stages {
         // wgmma always reads 64 rows (128 rows for tall tiles), even if the tile has fewer. After
         // the last stage, these excess reads touch the scales and the sums that warps pass to each
         // other.
-        static_assert(Shared<ROWS>::SUMS_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
+        static_assert(Shared<ROWS>::SUMS_BYTES >= HALF_ROWS * ROW_BYTES, "the excess reads end within these sums");
         stages.count = min(STAGES_MAX, Shared<ROWS>::SUMS_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
         stages.scales_at = stages.count * stages.bytes;
         return stages;
@@ -103,7 +103,7 @@ struct StageCursor {
     }
 };
 
-// The contiguous ranges of units that blocks take.
+// The contiguous range of units of each block. A unit is one step of one tile.
 struct UnitRanges {
     uint32_t units;
     uint32_t blocks;
@@ -171,7 +171,7 @@ struct WeightCursor {
     }
     __device__ __forceinline__ void find_row() {
         row = first_feature<Format, GATED>(arguments, tile) / (GATED ? GATE_ROWS : 1);
-        static_assert(!GATED || !Format::BY_BLOCKS, "row is a feature's");
+        static_assert(!GATED || !Format::BY_BLOCKS, "`row` is the index of a feature only without a gate");
         if constexpr (Format::BY_BLOCKS) {
             const uint32_t end = first_feature<Format, GATED>(arguments, tile + 1);
             scales_row = row / arguments.scales.height;

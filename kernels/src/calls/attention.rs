@@ -86,7 +86,7 @@ pub struct HeadNorms<'m> {
 /// Rotates queries in place, as [`Rotary`] does, but only the first `2 * pairs` elements of each
 /// head: pair `i` has the elements `i` and `i + pairs`. Keys are rotated too, and are
 /// written with the values of their row to token `slots[row] % 16` of block `slots[row] / 16`,
-/// unless the slot is [`NO_SLOT`]. The contents of the key columns are undefined afterwards.
+/// unless the slot is [`NO_SLOT`]. The contents of the key columns are undefined afterward.
 #[non_exhaustive]
 pub struct RotaryKvWrite<'a> {
     /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values. A gap
@@ -118,7 +118,7 @@ pub struct PagedSequences<'m> {
     pub query_starts: Tensor<'m>,
     /// `[sequences]` u32: tokens in the cache, including this step's rows. A
     /// sequence with one row and length 0 is padding. The output of padding is
-    /// zeros. Padding counts towards [`single_rows`](Self::single_rows).
+    /// zeros. Padding counts toward [`single_rows`](Self::single_rows).
     pub context_lengths: Tensor<'m>,
     /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused
     /// entries are not read.

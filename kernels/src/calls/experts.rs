@@ -135,7 +135,7 @@ pub struct AddExperts<'a> {
     /// The experts of each row.
     pub routing: Routing<'a>,
     /// `[rows * top, out_features]` activations: space for the GEMM result of each choice. The
-    /// contents are undefined afterwards.
+    /// contents are undefined afterward.
     pub products: Tensor<'a>,
     /// Scratch declared with
     /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.

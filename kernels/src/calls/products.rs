@@ -37,7 +37,7 @@ pub struct GatedLinear<'a> {
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
     /// `[rows, 2 * features]` activations: space for the result before the gate. The contents are
-    /// undefined afterwards.
+    /// undefined afterward.
     pub gate_up: Tensor<'a>,
     /// Scratch declared with
     /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.

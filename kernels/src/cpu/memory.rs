@@ -171,9 +171,9 @@ impl<'a> Scratch<'a> {
     ///
     /// # Safety
     /// The worker has no other such slice while this one is alive.
-    #[allow(clippy::mut_from_ref, reason = "each worker has a share of its own")]
+    #[allow(clippy::mut_from_ref, reason = "each worker has a separate part")]
     pub(super) unsafe fn of_worker(&self, worker: usize) -> &'a mut [f32] {
-        assert!((worker + 1) * self.share <= self.elements, "the declared scratch holds a share for each worker");
+        assert!((worker + 1) * self.share <= self.elements, "the declared scratch has a part for each worker");
         // SAFETY: the part is inside the scratch, and the caller holds no other slice of it.
         unsafe { slice::from_raw_parts_mut(self.start.add(worker * self.share), self.share) }
     }

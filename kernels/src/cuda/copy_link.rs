@@ -173,7 +173,7 @@ impl CopyLink {
     }
 }
 
-/// Returns the context of a device. The context is current on this thread afterwards.
+/// Returns the context of a device. The context is current on this thread afterward.
 fn context(device: &Arc<CudaDevice>) -> Result<Context, DeviceError> {
     device.enter()?;
     let mut current = std::ptr::null_mut();

@@ -159,7 +159,7 @@ mod tests {
     const ROW: usize = 152_064 * 4;
 
     /// Takes buffers for the copies one after another, starting with the two short buffers of a new
-    /// pool. Returns the lengths of all buffers afterwards.
+    /// pool. Returns the lengths of all buffers afterward.
     fn after(copies: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut places = vec![SHORTEST.as_usize(); 2];
         for bytes in copies {

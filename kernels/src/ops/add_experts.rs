@@ -53,7 +53,7 @@ impl<B: Backend> Scope<'_, B> {
         check::writable(OP, "sum", sum);
         let (choices, in_features, out_features) = (routing.rows() * routing.top, weight.columns(), sum.columns());
         let is_shared = weight.rows() == routing.held.count * out_features;
-        check::holds(is_shared, OP, "weight", &weight.data, "as many rows for each expert as the sum has columns")?;
+        check::holds(is_shared, OP, "weight", &weight.data, "one row per expert and column of sum")?;
         check::holds(x.any().is_contiguous() && x.rows() == choices, OP, "x", x.any(), "a row for each choice")?;
         check::holds(sum.rows() == routing.rows(), OP, "sum", sum, "as many rows as were routed")?;
         let inner = self.scope();

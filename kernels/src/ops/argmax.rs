@@ -17,7 +17,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// Like [`argmax`](Scope::argmax), but writes to `out` `[rows]` u32, which outlives the pass.
-    /// The next pass can [`embed`](Scope::embed) from it.
+    /// [`embed`](Scope::embed) in the next pass can read `out` as `previous`.
     pub fn argmax_into(&self, x: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "argmax";
         check::activation_or_f32(OP, "x", x, self.target())?;

@@ -164,5 +164,5 @@ pub(super) fn cache(op: &'static str, cache: ScaledLayer<'_>, activation: DType)
 /// Panics unless `found`, which an operation changes in place, is borrowed exclusively. The type
 /// system ensures this for an owned tensor, but not for a view.
 pub(super) fn writable(op: &'static str, what: &'static str, found: &Tensor<'_>) {
-    assert!(found.is_writable(), "{op}: {what} is a view that others may have too; make it with a `_mut` method");
+    assert!(found.is_writable(), "{op}: {what} is a view that may be shared; create it with a `_mut` method");
 }

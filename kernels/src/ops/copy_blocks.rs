@@ -77,7 +77,7 @@ pub fn copy_rows<B: Backend>(
     host: &HostStore,
     copies: &CopyLists,
 ) -> Result<Box<dyn Copying>, KernelError> {
-    assert!(cache.is_contiguous(), "rows are copied one after the other");
+    assert!(cache.is_contiguous(), "the cache must be contiguous, because adjacent rows are copied as one range");
     let row = (cache.address(), cache.dtype().bytes(cache.columns()));
     copy(backend, [row].into_iter(), cache.rows(), host, copies)
 }

@@ -33,7 +33,7 @@ pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Out
     let [faults, own, ids, logarithms] = layout.report_parts();
     let has_top = report.len() == layout.report_words();
     assert!(has_top || report.len() == layout.report_words_without_top(), "the report has the size of another batch");
-    assert!(chosen.len() >= layout.rows, "room for {} tokens; the batch has {} rows", chosen.len(), layout.rows);
+    assert!(chosen.len() >= layout.rows, "space for {} tokens, but the batch has {} rows", chosen.len(), layout.rows);
     let row = |row: usize| {
         let known = |bits: u32| Some(f32::from_bits(bits)).filter(|number| !number.is_nan());
         let tops = if has_top { row * TOP_MAX..(row + 1) * TOP_MAX } else { 0..0 };

@@ -5,7 +5,7 @@ use bursar_kernels::*;
 
 use super::{Random, narrowed, rounded};
 
-/// What is computed with the product.
+/// Variant of the GEMM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Way {
     Plain,
@@ -44,13 +44,13 @@ struct Parts {
 }
 
 impl Int4 {
-    /// Cases of every way, with sizes that no tile divides.
+    /// Cases of every variant, with sizes that are not multiples of a tile.
     pub fn cases() -> Vec<Int4> {
         let ways = [Way::Plain, Way::Bias, Way::Added, Way::F32, Way::Gated, Way::GatedBias];
         let sizes = [(32, 32, 32), (96, 96, 32), (160, 128, 64), (288, 448, 64), (320, 640, 128), (64, 1152, 128)];
         let cases = sizes.into_iter().enumerate().flat_map(|(size, (out_features, in_features, group))| {
             ways.into_iter().enumerate().flat_map(move |(at, way)| {
-                // Larger products take long in f64.
+                // Large GEMMs take a long time in f64.
                 let most = if size < 3 { 129 } else { 33 };
                 let rows = [1, 3, 8, 9, 17, 33, 64, 65, 129].into_iter().filter(move |rows| *rows <= most);
                 rows.filter(move |rows| (rows + at + size) % 3 == 0).map(move |rows| {
@@ -66,7 +66,7 @@ impl Int4 {
         matches!(self.way, Way::Gated | Way::GatedBias)
     }
 
-    /// Features that are written.
+    /// Number of output features.
     fn features(self) -> usize {
         if self.is_gated() { self.out_features / 2 } else { self.out_features }
     }
@@ -127,7 +127,7 @@ impl Int4 {
         let all = wide(scope, &around)?;
         let rows = all.chunks(features + GAP);
         let is_kept = rows.clone().all(|row| row[features..].iter().all(|mark| *mark == MARK));
-        assert!(is_kept || !B::COMPUTES, "{self:?}: the gap is kept");
+        assert!(is_kept || !B::COMPUTES, "{self:?}: the gap after a row was written");
         Ok(rows.flat_map(|row| row[..features].to_vec()).collect())
     }
 
@@ -143,7 +143,8 @@ impl Int4 {
             .map(|(at, integer)| {
                 let group = at / self.group;
                 let zero_point = if self.has_zero_points { parts.zero_points[group] } else { 8 };
-                // Exact in f32 for scales of 16 bits, and the definition for f32.
+                // For 16-bit scales, this product is exact in f32. For f32 scales, the product
+                // rounded to f32 is the definition.
                 (f32::from(*integer) - f32::from(zero_point)) * scales[group] as f32
             })
             .collect();

@@ -2,7 +2,8 @@
 
 use super::Random;
 
-/// Pictures after a few unused bytes, and their patches in random order.
+/// The bytes of several pictures, after a few unused bytes, and patches of these pictures in random
+/// order.
 pub(super) struct PixelData {
     pub(super) bytes: Vec<u8>,
     pub(super) layout: Vec<[u32; 4]>,

@@ -285,7 +285,7 @@ route: logits is [5, 4]; expected as many experts as a row takes, of 32 at most
 route: logits is [5, 64]; expected as many experts as a row takes, of 32 at most
 gated_experts: x is [4, 8]; expected as many rows as were routed
 gated_experts: weight is [33, 8]; expected as many rows of gate and of up for each expert
-add_experts: weight is [36, 4]; expected as many rows for each expert as the sum has columns
+add_experts: weight is [36, 4]; expected one row per expert and column of sum
 add_experts: x is [10, 4]; expected [10, 5]
 gelu: x holds u32; expected the target's activations
 gather_rows: rows holds f32; expected u32 indices
@@ -465,7 +465,7 @@ fn packed_sequences_that_leave_out_rows_are_refused() {
 
 #[test]
 fn operations_refuse_to_write_to_a_shared_view() {
-    let shared = "is a view that others may have too; make it with a `_mut` method";
+    let shared = "is a view that may be shared; create it with a `_mut` method";
     let add = panics(|scope| {
         let (sum, weight) = (scope.empty([4, 8])?, scope.empty([8, 8])?);
         let (x, mut same) = (sum.row_range(0..4), sum.row_range(0..4));

@@ -20,7 +20,7 @@ pub struct Layer {
     mlp: Mlp,
 }
 
-#[expect(clippy::large_enum_variant, reason = "there are only as many as layers")]
+#[expect(clippy::large_enum_variant, reason = "there is one value per layer, so the size does not matter")]
 enum Mlp {
     Gated(GatedMlp),
     Mixture(Mixture),
@@ -167,7 +167,7 @@ impl Layer {
 
     /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` must contain what
     /// [`add_mixed`](Layer::add_mixed) wrote. Returns `true` if `scratch` contains the normalized
-    /// input of `next` afterwards. The operations that sum the experts or the ranks' partial
+    /// input of `next` afterward. The operations that sum the experts or the ranks' partial
     /// results also compute that input.
     fn add_mlp<B: Backend>(
         &self,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::weights::Linear;
 
-#[expect(clippy::large_enum_variant, reason = "there are only as many as layers")]
+#[expect(clippy::large_enum_variant, reason = "there is one value per layer, so the size does not matter")]
 pub enum Mixer {
     Attention(PagedAttention),
     GatedDelta(GatedDeltaNet),

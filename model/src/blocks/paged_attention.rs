@@ -99,7 +99,7 @@ impl PagedAttention {
 
     /// Projects `normed` `[tokens, hidden]` to queries, keys, values and gates, rotates queries and
     /// keys by their positions, and writes keys and values to `cache`. Returns one row of
-    /// [`qkv`](Self::qkv) per token. Only the queries and gates in it are valid afterwards.
+    /// [`qkv`](Self::qkv) per token. Only the queries and gates in it are valid afterward.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

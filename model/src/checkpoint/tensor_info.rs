@@ -82,7 +82,7 @@ impl Tiling {
 pub(crate) enum Change {
     #[default]
     Unchanged,
-    /// Subtracts 1, which llama.cpp adds to the weights of norms that are centred on zero.
+    /// Subtracts 1, which llama.cpp adds to the weights of norms that are centered on zero.
     MinusOne,
     /// `ln(-x)`, because llama.cpp stores `-exp(x)` for the rates of decay.
     LogOfNegative,

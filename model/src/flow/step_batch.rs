@@ -30,8 +30,8 @@ pub const SHORT_ROWS: usize = 16;
 pub struct SequencePart<'a> {
     /// Tokens to run. `tokens` and `unseen` together have at least one token.
     pub tokens: &'a [u32],
-    /// One more token after `tokens`. The previous step chooses it, and the host has
-    /// not seen its id.
+    /// One more token after `tokens`. The previous step chooses this token, and the host has not
+    /// seen its id.
     pub unseen: Option<UnseenToken>,
     /// Time, height and width of each token, including `unseen`.
     pub positions: &'a [[u32; POSITION_AXES]],

@@ -44,7 +44,7 @@ impl<'a> BmpFile<'a> {
             (1 | 2 | 4 | 8 | 16 | 24 | 32, PLAIN) | (8, RUNS_8) | (4, RUNS_4) => true,
             (16 | 32, MASKS) => found.masks[..3].iter().all(|mask| *mask != 0),
             (24, MASKS) => found.masks[..3] == [0xff_0000, 0xff00, 0xff],
-            (24, OS2_RUNS_24) => return Err(Refusal::Unsupported("the run lengths of OS/2")),
+            (24, OS2_RUNS_24) => return Err(Refusal::Unsupported("OS/2 run-length encoding")),
             (_, 4 | 5) => return Err(Refusal::Unsupported("an embedded JPEG or PNG")),
             _ => false,
         };

@@ -127,7 +127,7 @@ fn number_or_star<'a>(
     let Some(rest) = text.strip_prefix('*') else { return Ok(number(text)) };
     let width =
         values.next().and_then(|value| value.as_usize()).filter(|width| width.to_string().len() <= WIDTH_DIGITS_MAX);
-    width.map(|width| (Some(width), rest)).ok_or_else(|| refused("* wants a whole number of at most four digits"))
+    width.map(|width| (Some(width), rest)).ok_or_else(|| refused("* needs a whole number of at most four digits"))
 }
 
 fn number(text: &str) -> (Option<usize>, &str) {

@@ -2,7 +2,7 @@
 //! becoming the special token.
 //!
 //! A chat template puts user text between control tokens, and the tokenizer cannot distinguish the
-//! two afterwards. Before rendering, the guard therefore puts a mark (a character that occurs
+//! two afterward. Before rendering, the guard therefore puts a mark (a character that occurs
 //! nowhere else) after the first character of each special token's name in a user's text. A text
 //! that ends with the beginning of a name also gets a mark, because the next part could complete
 //! the name. Every name that the tokenizer still recognizes then comes from the template. The marks

@@ -407,9 +407,15 @@ fn damaged_gguf_headers_are_refused_without_large_allocations() {
         (good().tensor(0, &[32, 0], 8, 0).refused(), "an axis of 0 elements"),
         (good().tensor(0, &[], 8, 0).refused(), "has 0 axes"),
         (good().tensor(0, &[1; 5], 0, 0).refused(), "has 5 axes"),
-        (good().tensor(0, &[33, 5], 8, 0).refused(), "rows of 33 elements, and blocks of Q8_0 have 32"),
-        (good().tensor(1, &[128, 8], 12, 192).refused(), "rows of 128 elements, and blocks of Q4_K have 256"),
-        (good().tensor(2, &[32], 8, 768).refused(), "is a vector in blocks of Q8_0"),
+        (
+            good().tensor(0, &[33, 5], 8, 0).refused(),
+            "rows of 33 elements; expected a multiple of 32, the block size of Q8_0",
+        ),
+        (
+            good().tensor(1, &[128, 8], 12, 192).refused(),
+            "rows of 128 elements; expected a multiple of 256, the block size of Q4_K",
+        ),
+        (good().tensor(2, &[32], 8, 768).refused(), "is a vector of type Q8_0; only matrices may be in blocks"),
         (good().tensor(2, &[32], 0, u64::MAX - 31).refused(), "reaches beyond"),
         (good().tensor(2, &[32], 0, 769).refused(), "is at 769, not a multiple of 32"),
         (good().tensor(2, &[32], 0, 800).refused(), "reaches beyond"),

@@ -86,8 +86,14 @@ fn put(bytes: &mut [u8], from: &[u8], to: &[u8]) {
 fn files_that_torch_did_not_write_are_refused() {
     let cases = [
         (error_after(|bytes| bytes.truncate(bytes.len() / 2)), "has no end record"),
-        (error_after(Vec::clear), "the format is not a zip archive; supported: what torch.save writes since 1.6"),
-        (error_after(|bytes| *bytes = b"\x80\x02\x8a".to_vec()), "supported: what torch.save writes since 1.6"),
+        (
+            error_after(Vec::clear),
+            "the format is not a zip archive; supported: the zip format that torch.save writes since PyTorch 1.6",
+        ),
+        (
+            error_after(|bytes| *bytes = b"\x80\x02\x8a".to_vec()),
+            "supported: the zip format that torch.save writes since PyTorch 1.6",
+        ),
         (error_after(|bytes| put(bytes, b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")), "is not a tensor"),
         (error_after(|bytes| put(bytes, b"\x80\x02", b"\x80\x02\xff")), "an instruction that torch does not write"),
         (error_after(|bytes| put(bytes, b"little", b"big   ")), "not little-endian"),

@@ -293,7 +293,7 @@ fn recomputed_grammar_masks_are_the_same() {
         let (produced, _) = reply(model, &grammar, params, 60);
         let masks: Vec<_> =
             (0..=produced.len()).map(|end| grammar.allowed(&produced[..end]).expect("a mask").ids()).collect();
-        // Forwards and backwards, on the same grammar and on a clone of it. Earlier
+        // Forward and backward, on the same grammar and on a clone of it. Earlier
         // calls must not matter.
         let clone = grammar.clone();
         let mut place = 0;

@@ -117,7 +117,7 @@ pub(super) async fn whole(head: &Head, mut reply: Reply, held: Held) -> Result<V
             return Ok(serde_json::to_value(head.message(content, stopped, usage.into())).unwrap_or_default());
         }
     }
-    Err(ChatError::Stopped { reason: "the reply ended without its last event".into() })
+    Err(ChatError::Stopped { reason: "the reply ended without a Done event".into() })
 }
 
 fn blocks(head: &Head, text: String, thinking: String, calls: impl Iterator<Item = Block>) -> Vec<Block> {

@@ -150,5 +150,5 @@ async fn end(mut reply: Reply) -> Result<Ended, ChatError> {
             _ => {}
         }
     }
-    Err(ChatError::Stopped { reason: "the reply ended without its last event".into() })
+    Err(ChatError::Stopped { reason: "the reply ended without a Done event".into() })
 }

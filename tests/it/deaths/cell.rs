@@ -1,4 +1,4 @@
-//! One cell of the table of deaths: a world, a fault, and the checks afterwards.
+//! One cell of the table of deaths: a world, a fault, and the checks afterward.
 
 use bursar_budgets::testing::HostControl;
 use std::{
@@ -186,7 +186,7 @@ impl Case {
         let under_way = self.ask(None, &world.other_model).await;
         inject_fault(world, FAULTED, self.victim, self.way).await;
         let loads = held.loads.clone();
-        self.at("its start goes on", world);
+        self.at("its start continues", world);
         let model = held.go_on().await.unwrap_or_else(|error| panic!("{case}: {error}"));
         assert_eq!(loads.load(Ordering::SeqCst), 1, "{case}: rule 10, weights are copied once");
         self.at("all replies", world);

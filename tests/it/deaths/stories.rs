@@ -190,7 +190,7 @@ fn a_request_that_keeps_killing_actors_is_given_up() {
             Err(ChatError::GivenUp { deaths }) => assert!(deaths > 1),
             Err(error) => panic!("{error:?}"),
         }
-        assert!(!answer(&stage.model, about(1)).await.is_empty(), "the model goes on");
+        assert!(!answer(&stage.model, about(1)).await.is_empty(), "the model still answers");
     });
 }
 

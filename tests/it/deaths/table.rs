@@ -19,10 +19,10 @@ const ON: Outcome = Outcome::GoesOn;
 const OVER: Outcome = Outcome::Over;
 const NO_PROFILE: Outcome = Outcome::Cannot("a profile lives only while a model is sized");
 const NOT_YET: Outcome = Outcome::Cannot("vision and scheduler start when the model is sized");
-const NO_LANE: Outcome = Outcome::Cannot("lanes start with the first attempt at sizing, behind the weights");
-const NO_ERR: Outcome = Outcome::Cannot("a job that fails is an answer of a living lane; whoever asked dies of it");
+const NO_LANE: Outcome = Outcome::Cannot("lanes start with the first attempt at sizing, after the weights are loaded");
+const NO_ERR: Outcome = Outcome::Cannot("a failed job is an answer of a running lane; the actor that asked dies of it");
 const NO_KILL: Outcome = Outcome::Cannot("a thread cannot be killed");
-const NO_STOP: Outcome = Outcome::Cannot("a lane is stopped only by whoever takes its memory: its supervisor's death");
+const NO_STOP: Outcome = Outcome::Cannot("only the death of its supervisor, which takes its memory back, stops a lane");
 
 type Row = (Victim, Way, [Outcome; MOMENTS.len()]);
 

@@ -232,7 +232,7 @@ const NOT_MET: [(&str, &str); 36] = [
     ("bursar_kv_copy_seconds", "likewise"),
     ("bursar_encoder_cache_host_hits_total", "likewise"),
     ("bursar_encoder_cache_host_bytes", "likewise"),
-    ("bursar_kv_borrowed_bytes", "a model alone has nobody to borrow from: `lending.rs` has some"),
+    ("bursar_kv_borrowed_bytes", "a single model has no other model to borrow from; `lending.rs` covers it"),
     ("bursar_plan_error_bytes", "the plan is exact"),
     ("bursar_graph_replays_total", "likewise"),
     ("bursar_graphs_not_recaptured_total", "likewise"),
@@ -242,7 +242,7 @@ const NOT_MET: [(&str, &str); 36] = [
     ("bursar_tenant_tokens_total", "likewise"),
     ("bursar_draft_tokens_total", "`drafts.rs` has them"),
     ("bursar_draft_tokens_accepted_total", "likewise"),
-    ("bursar_pictures_wanted_again_total", "it wants two dozen long chats at once: `chats.rs` has them"),
+    ("bursar_pictures_wanted_again_total", "it needs two dozen long chats at the same time; `chats.rs` covers it"),
 ];
 
 #[test]

@@ -170,7 +170,7 @@ fn a_picture_that_fails_to_decode_is_reported_with_its_field() {
         let url = |bytes: &str| format!("data:image/png;base64,{bytes}");
         let shown = |bytes: &str| json!({"type": "image_url", "image_url": {"url": url(bytes)}});
         let first = json!([{"role": "user", "content": [shown(&number()), {"type": "text", "text": "What is this?"}]}]);
-        // Afterwards the tokens of the first picture are in the prefix cache.
+        // Afterward the tokens of the first picture are in the prefix cache.
         assert_eq!(fixture.chat(json!({"messages": first, "max_tokens": 4})).await.status, 200);
         let messages = json!([first[0], {"role": "assistant", "content": "A number."},
                               {"role": "user", "content": [{"type": "text", "text": "And?"}, shown(&damaged())]}]);

@@ -1,4 +1,4 @@
-//! Hostile clients: no request gets a 500, nothing hangs, and the ledger is unchanged afterwards.
+//! Hostile clients: no request gets a 500, nothing hangs, and the ledger is unchanged afterward.
 
 use std::time::Duration;
 

@@ -234,7 +234,7 @@ fn pipes_below_the_media_root_are_refused() {
             let asked = fixture.chat(json!({"messages": [{"role": "user", "content": [part]}]}));
             let answer = timeout(Duration::from_secs(5), asked).await.expect("the server does not wait for a writer");
             let message = answer.error()["message"].as_str().expect("text").to_owned();
-            assert!(answer.status == 400 && message.contains("not a plain file"), "{kind}: {message}");
+            assert!(answer.status == 400 && message.contains("not a regular file"), "{kind}: {message}");
         }
         fixture.end().await;
     });

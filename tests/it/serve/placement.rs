@@ -212,7 +212,7 @@ fn too_few_devices_are_reported_before_anything_starts() {
             let placing =
                 PlacementRequest { of: of.clone(), ranks: Some(ranks), models: vec![named("one")], canary: None };
             let error = placing.place().await.expect_err("there are two devices");
-            let why = format!("a model is to run on {ranks} devices, but there are 2");
+            let why = format!("a model is to use {ranks} devices; expected 1 to 2");
             assert_eq!((error.to_string(), error.hint().is_empty()), (why, false));
         }
     });

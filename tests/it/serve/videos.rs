@@ -369,7 +369,7 @@ fn malicious_videos_are_refused_and_read_no_other_file() {
             ("file:concat.mp4", "not a video that this server can read"),
             ("file:head.mp4", "cannot be decoded"),
             ("file:head.mkv", "cannot be decoded"),
-            ("file:pipe.mp4", "the file is not a plain file"),
+            ("file:pipe.mp4", "the path is not a regular file"),
             ("file:none.mp4", "not in the media root of the server"),
             ("https://example.org/a.mp4", "not on a host"),
         ] {

@@ -12,7 +12,7 @@ use super::SharedKvDemand;
 pub struct WatchOptions {
     /// Interval at which the driver's free bytes are compared with the ledger. Default: 1 s.
     ///
-    /// While another process takes memory, and for one such interval afterwards, probes are 16
+    /// While another process takes memory, and for one such interval afterward, probes are 16
     /// times as frequent. A cheaper check for memory taken by another process runs 20 times per
     /// interval, but at most 100 times a second.
     pub every: Duration,

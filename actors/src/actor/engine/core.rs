@@ -1,7 +1,7 @@
 //! Pure: state machine of an engine, from its checkpoint to READY and through failures.
 //!
 //! ```text
-//! Waiting ──► Loading ──► Sizing ──► Serving ──┐   its actors die, restart, and serve again after refused memory
+//! Waiting ──► Loading ──► Sizing ──► Serving ──┐   its actors restart after a death or refused memory
 //!    ▲           │           │                 │
 //!    └── TakingBack ◄────────┘                 │   an attempt failed
 //!            └──────────► Advising ◄───────────┘   the last attempt failed

@@ -49,7 +49,7 @@ pub enum ProfileError {
         /// Tokens that one sequence may have, from the envelope.
         context_tokens: usize,
     },
-    /// A measurement in this start would lead to another size than the recorded one.
+    /// A measurement in this start yields a different KV cache size than the recorded profile.
     #[error("the recorded profile does not match: {0}")]
     RecordedProfileDiffers(Difference),
     #[error("the profile actor died: {reason}")]
@@ -81,7 +81,7 @@ impl Hint for ProfileError {
                     String::new()
                 };
                 format!(
-                    "{shorter}set a larger `memory_fraction` (1 is all that is left) or `kv_tokens`, or raise \
+                    "{shorter}set a larger `memory_fraction` (1 means all remaining memory) or `kv_tokens`, or raise \
                      `capacity`"
                 )
             }

@@ -203,7 +203,7 @@ impl Attempt {
         let sizes = Sizes { sequences, step_tokens, context_tokens: envelope.context_tokens };
         let decoder = self.model.config().decoder();
         let vocabulary = decoder.vocabulary;
-        let sampler = Sampler::new(SamplingParams::default(), vocabulary).expect("the likeliest token needs nothing");
+        let sampler = Sampler::new(SamplingParams::default(), vocabulary).expect("the default parameters are valid");
         let (mut clock, sampler, mut steps) = (Clock::start(allowed), Arc::new(sampler), Vec::new());
         for (place, sample) in sizes.samples().into_iter().enumerate() {
             let size = sample.prompt + sample.decoding;

@@ -24,8 +24,8 @@ pub const OVERHEAD_AT_READY: Bytes = Bytes::mib(548);
 
 impl MemoryState {
     /// Returns the state of a device that this process has opened and not used yet. On a
-    /// GPU the overhead is at least [`OVERHEAD_AT_READY`], because by READY more than the
-    /// GPU's context is loaded.
+    /// GPU the overhead is at least [`OVERHEAD_AT_READY`], because modules and library handles are
+    /// loaded before READY, in addition to the context.
     ///
     /// # Errors
     /// Returns the error of the device.
@@ -49,8 +49,8 @@ impl MemoryState {
         }
     }
 
-    /// Returns the state according to a ledger. The model in question already holds `leased` bytes,
-    /// which are not counted as in use.
+    /// Returns the state according to a ledger. The model that is planned already holds `leased`
+    /// bytes, which are not counted as in use.
     pub fn of_ledger(ledger: &Snapshot, leased: Bytes, page: Bytes, is_host: bool) -> Self {
         let overhead = (ledger.overhead + ledger.granted).saturating_sub(leased);
         let Snapshot { total, foreign, canary_wanted, .. } = *ledger;

@@ -78,7 +78,7 @@ impl RecordedProfile {
         let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
         let slack = self.kv_blocks / KV_SIZE_SLACK;
         let differs = self.kv_blocks.abs_diff(found) > slack;
-        differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
+        differs.then(|| Difference::of("size of the KV cache", tokens(self.kv_blocks), tokens(found)))
     }
 
     /// Returns the differences between this profile and the results that a start with this plan and

@@ -136,7 +136,7 @@ impl WeightStore {
             if store.keep_lanes(generation, lanes.clone()) {
                 return Ok(Some(lanes));
             }
-            // Ending the attempt waits for this thread and takes the memory back only afterwards.
+            // Ending the attempt waits for this thread and takes the memory back only afterward.
             tokio::runtime::Handle::current().block_on(lanes.shut_down());
             Ok(None)
         });

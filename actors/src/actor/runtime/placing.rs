@@ -77,7 +77,7 @@ impl PlacementRequest {
         let mut requested =
             self.models.iter().filter_map(|(_, options)| options.ranks.map(NonZeroUsize::get)).chain(self.ranks);
         if let Some(ranks) = requested.find(|ranks| !(1..=count).contains(ranks)) {
-            let reason = format!("a model is to run on {ranks} devices, but there are {count}");
+            let reason = format!("a model is to use {ranks} devices; expected 1 to {count}");
             let hint = "name more devices, or split models over fewer".to_owned();
             return Err(DeviceError::NoDevice { reason, hint }.into());
         }

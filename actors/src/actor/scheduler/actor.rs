@@ -436,7 +436,7 @@ impl SchedulerState {
     }
 
     /// Cancels a sequence whose caller has disconnected. A running step still fills the sequence's
-    /// blocks, and other sequences may share these blocks afterwards. The pictures stay pinned
+    /// blocks, and other sequences may share these blocks afterward. The pictures stay pinned
     /// until the steps that read them have run.
     fn cancel(&mut self, sequence: SequenceId) -> Vec<Effect> {
         let effects = self.core.step(Input::Cancel(sequence));

@@ -1,19 +1,19 @@
-//! Pure: tokens that are expected next. Prompt lookup (Saxena 2023), vLLM's `ngram` method, drafts
-//! the tokens that followed the same tokens earlier in the sequence. Replies that quote their prompt,
-//! such as summaries and edited code, repeat long parts of it.
+//! Pure: draft tokens for speculative decoding. Prompt lookup (Saxena 2023), vLLM's `ngram` method,
+//! drafts the tokens that followed the same tokens earlier in the sequence. Replies that quote
+//! their prompt, such as summaries and edited code, repeat long parts of it.
 
 use std::fmt;
 
-/// The most earlier occurrences that one look-up compares.
+/// Maximum number of earlier occurrences that one lookup compares.
 const COMPARED_MAX: usize = 32;
 
-/// The largest table of the index, in entries of 4 bytes.
+/// Maximum size of the index, in entries of 4 bytes.
 const HEADS_MAX: usize = 1 << 17;
 
-/// Most tokens for which drafts are withheld after a rejection.
+/// Maximum number of tokens for which drafts are withheld after a rejection.
 const WITHHELD_MAX: u32 = 64;
 
-/// How many of the last tokens must have occurred before.
+/// Length of the n-gram at the end of a sequence that must have occurred before, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramSizes {
     /// At least 1.
@@ -32,7 +32,7 @@ impl Default for NgramSizes {
 /// How tokens are drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftSource {
-    /// Prompt lookup: the tokens that followed earlier where the same tokens occurred.
+    /// Prompt lookup: the tokens that followed an earlier occurrence of the last tokens.
     PromptLookup(NgramSizes),
     /// The draft head of the model, such as that of Qwen3.5 (multi-token prediction).
     DraftHead,
@@ -58,10 +58,10 @@ pub enum Drafter {
 #[derive(Clone)]
 pub struct PromptLookup {
     sizes: NgramSizes,
-    /// `[power of two]`: the end of the latest n-gram of the least size with this hash, or 0.
+    /// `[power of two]`: for each hash, the end of the latest n-gram of `sizes.min` tokens, or 0.
     heads: Vec<u32>,
-    /// For the n-gram that ends after each number of tokens: the end of the latest earlier one with
-    /// the same hash, or 0.
+    /// Indexed by the end of an n-gram: the end of the latest earlier n-gram with the same hash, or
+    /// 0.
     before: Vec<u32>,
 }
 
@@ -70,7 +70,7 @@ impl PromptLookup {
     /// an entry, so some occurrences are missed.
     ///
     /// # Panics
-    /// If the least size is 0 or exceeds the largest size.
+    /// If `sizes.min` is 0 or exceeds `sizes.max`.
     pub fn new(sizes: NgramSizes, tokens: usize) -> Self {
         assert!((1..=sizes.max).contains(&sizes.min), "{sizes:?}");
         let heads = tokens.clamp(1, HEADS_MAX).next_power_of_two();
@@ -90,9 +90,10 @@ impl PromptLookup {
         }
     }
 
-    /// Up to `count` tokens that followed the longest n-gram at the end of `tokens` where it occurred
-    /// last. Empty if no n-gram of the least size occurred before. The draft ends before a token
-    /// for whose index `may_draft` is `false`. All of `tokens` must be in the index.
+    /// Drafts up to `count` tokens: the tokens that followed the latest earlier occurrence of the
+    /// longest n-gram at the end of `tokens` that occurred before. Empty if no n-gram of
+    /// `sizes.min` tokens occurred before. The draft ends before the first token at whose index
+    /// `may_draft` returns `false`. All of `tokens` must be in the index.
     pub fn draft(&self, tokens: &[u32], count: usize, may_draft: impl Fn(usize) -> bool) -> Vec<u32> {
         assert_eq!(self.before.len(), tokens.len() + 1, "the index covers all tokens");
         let (mut longest, mut from) = (self.sizes.min - 1, 0);
@@ -219,7 +220,7 @@ mod tests {
     #[test]
     fn a_draft_follows_the_longest_and_then_the_latest_match() {
         let tokens = [1, 2, 3, 50, 9, 3, 60, 8, 3, 70, 1, 2, 3];
-        assert_eq!(draft(&tokens, 1, 1, 2), [70, 1], "the latest of equally long matches");
+        assert_eq!(draft(&tokens, 1, 1, 2), [70, 1], "the latest of several equally long matches is used");
         assert_eq!(draft(&tokens, 1, 3, 2), [50, 9], "a match of three tokens is preferred to a match of one");
         assert_eq!(draft(&tokens, 3, 3, 9), [50, 9, 3, 60, 8, 3, 70, 1, 2]);
         assert_eq!((draft(&tokens, 4, 5, 2), draft(&tokens[..2], 1, 5, 2)), (vec![], vec![]));
@@ -236,7 +237,8 @@ mod tests {
 
     #[test]
     fn a_long_sequence_costs_a_bounded_number_of_comparisons() {
-        // Every n-gram occurred 50,000 times before, and each occurrence is compared at once.
+        // Every n-gram occurred about 50,000 times before. A search that compared each occurrence
+        // would exceed the time limit.
         let tokens: Vec<u32> = (0..100_000).map(|at| at % 2).collect();
         let began = std::time::Instant::now();
         let lookup = indexed(&tokens, 5, 1000);

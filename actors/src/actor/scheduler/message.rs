@@ -39,10 +39,10 @@ pub enum SchedulerMessage {
     /// More requests of a burst have had time to arrive. The actor sends this to itself, once per
     /// step that began on an idle device.
     Gathered,
-    /// Asks how many tokens of a sequence with these block names are cached; see
+    /// Asks how many tokens of a sequence with these prefix keys are cached; see
     /// [`crate::tree::LOOK_UP_PREFIX`]. The blocks may be evicted before the sequence is admitted.
     LookUp {
-        /// The names of the sequence's first blocks.
+        /// The keys of the sequence's first blocks.
         prefix: PrefixKeys,
         reply: Responder<usize>,
     },
@@ -61,8 +61,8 @@ pub struct Admission {
     /// Keeps the rows of the sequence's pictures in the vision cache until no
     /// later step reads them.
     pub pins: Option<Arc<PinnedSet>>,
-    /// The channel for deliveries. It must have room for every token, the scores of the prompt, the
-    /// number of cached tokens, and the end. A full channel counts as a disconnected caller.
+    /// The channel for deliveries. It must have space for every token, the scores of the prompt,
+    /// the number of cached tokens, and the end. A full channel counts as a disconnected caller.
     pub deliveries: mpsc::Sender<Delivery>,
     pub span: Span,
     /// When the sequence's latest token was ready. `None` before the first token.
@@ -81,10 +81,10 @@ pub enum Delivery {
         /// The log-probabilities. `None` where the logits are not numbers.
         scores: Vec<Option<LogProbabilities>>,
     },
-    /// The next token, and when its step ended. The driver may read this late, because its
-    /// caller may delay it.
+    /// The next token, and when its step ended. The driver may receive this message late, because
+    /// the caller may read the reply slowly.
     Token(Token, Instant),
-    /// The sequence ended by itself.
+    /// The sequence has ended for this reason, and was not cancelled.
     Finished(Finish),
     /// The sequence has lost its blocks and its pictures, or the cached blocks that should replace
     /// pictures without rows are gone. The driver must admit the sequence again, with all tokens

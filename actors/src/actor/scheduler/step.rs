@@ -26,7 +26,7 @@ pub struct StepPlan {
 }
 
 /// The sequences whose pictures must stay in the vision cache for a step, and the sequences whose
-/// pictures are no longer needed afterwards.
+/// pictures are no longer needed afterward.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PictureUse {
     /// Sequences whose pictures the step reads. These pictures must stay until the step has run.
@@ -44,10 +44,11 @@ pub struct ChosenRows {
     pub position: usize,
     /// The last token before the token of the first row, if the previous step has yet to choose it.
     pub unseen: Option<UnseenToken>,
-    /// The tokens that are expected from the first rows. A row after the first counts only if each
-    /// row before it chose its expected token.
+    /// Draft tokens, one for each row except the last. A row after the first counts only if each
+    /// row before it chose its draft token.
     pub drafts: Vec<u32>,
-    /// The drafts that the draft head computes after its first; `None` if it computes none.
+    /// The drafts that the draft head computes after its first draft. `None` if it computes no
+    /// further drafts.
     pub further: Option<FurtherDrafts>,
 }
 
@@ -123,7 +124,7 @@ pub(super) struct HostCopies {
     /// The copies that were submitted to the lane, the oldest first.
     pub(super) under_way: VecDeque<CopyUnderWay>,
     pub(super) costs: CopyCosts,
-    /// The blocks that take as long to copy as one state.
+    /// Number of blocks that take as long to copy as one state.
     pub(super) state_blocks: usize,
 }
 
@@ -133,6 +134,6 @@ pub(super) struct CopyUnderWay {
     /// copy.
     pub(super) blocks: usize,
     /// The sequence that this copy fetches blocks for, and the number of tokens in the sequence's
-    /// blocks afterwards.
+    /// blocks afterward.
     pub(super) fetches: Option<(SequenceId, usize)>,
 }

@@ -26,11 +26,11 @@ pub(crate) use settings::{ChatScheduling, Generation};
 /// use std::time::Duration;
 /// let chat = Chat::new()
 ///     .system("Answer in one word.")
-///     .user("What colour is the star?")
+///     .user("What color is the star?")
 ///     .image(Image::from_bytes(bursar_model::demo::pictures()[0].bytes))
 ///     .max_tokens(16);
-/// let colours = ["red", "blue"].map(str::to_owned).to_vec();
-/// let formed = chat.clone().format(OutputFormat::Choice(colours));
+/// let colors = ["red", "blue"].map(str::to_owned).to_vec();
+/// let formed = chat.clone().format(OutputFormat::Choice(colors));
 /// let scored = chat.clone().log_probabilities(5).deadline(Duration::from_secs(10)).stop("\n\n");
 /// let next_turn = chat.assistant("blue").user("And the circle?"); // reuses the cached first turn
 /// ```
@@ -207,7 +207,7 @@ impl Chat {
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
-    /// let chat = Chat::new().user("Name three colours.").assistant("1. Red\n2.").continue_final_message();
+    /// let chat = Chat::new().user("Name three colors.").assistant("1. Red\n2.").continue_final_message();
     /// ```
     pub fn continue_final_message(mut self) -> Self {
         self.continues = true;

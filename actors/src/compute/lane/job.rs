@@ -74,7 +74,8 @@ pub struct Choice {
     /// token, and one after each draft.
     pub drafts: Vec<u32>,
     pub acceptance: Acceptance,
-    /// The drafts that the draft head computes after its first; `None` if it computes none.
+    /// The drafts that the draft head computes after its first draft. `None` if it computes no
+    /// further drafts.
     pub further: Option<FurtherDrafts>,
 }
 

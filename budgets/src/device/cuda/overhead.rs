@@ -44,7 +44,7 @@ impl<T> DerefMut for Overhead<T> {
 impl<T> Drop for Overhead<T> {
     fn drop(&mut self) {
         let Overhead { thing, source, device } = self;
-        // SAFETY: this runs once, in `drop`, and the value is not used afterwards.
+        // SAFETY: this runs once, in `drop`, and the value is not used afterward.
         device.meter.count_off(source, || device.left(), || unsafe { ManuallyDrop::drop(thing) });
     }
 }

@@ -217,6 +217,6 @@ impl Player {
                 _ => {}
             }
         }
-        Err("a reply ended without its last event".to_owned())
+        Err("a reply ended without a Done event".to_owned())
     }
 }

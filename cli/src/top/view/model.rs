@@ -210,7 +210,7 @@ impl ModelView {
 impl ModelState {
     fn of(actors: &[Actor]) -> Self {
         let is_up = |name: &str| actors.iter().find(|actor| actor.actor == name).map(|actor| actor.is_up);
-        let serving: Vec<_> = ["vision", "kv", "scheduler"].into_iter().filter_map(is_up).collect();
+        let serving: Vec<_> = Actor::SERVING.into_iter().filter_map(is_up).collect();
         let up = serving.iter().filter(|is_up| **is_up).count();
         match (is_up("engine"), is_up("profile")) {
             _ if actors.is_empty() => ModelState::Unknown,

@@ -1,6 +1,7 @@
 //! Tests of the view that a scrape yields.
 
 use bursar::Bytes;
+use bursar_actors::tree::Role;
 
 use super::{super::exposition, *};
 
@@ -95,6 +96,12 @@ fn a_text_model_shows_no_missing_vision_actor() {
 }
 
 #[test]
+fn the_listed_actors_are_those_that_a_runtime_reports() {
+    assert_eq!(Actor::OF_A_MODEL, Role::OF_A_MODEL.map(Role::name));
+    assert!(Actor::SERVING.iter().all(|actor| Actor::OF_A_MODEL.contains(actor)));
+}
+
+#[test]
 fn a_models_state_follows_its_actors() {
     let state = |actors: &[(&str, u8)]| {
         let line = |(actor, is_up): &(&str, u8)| format!("bursar_actor_up{{model=\"a\",actor=\"{actor}\"}} {is_up}\n");
@@ -102,11 +109,11 @@ fn a_models_state_follows_its_actors() {
         view(&format!("{lines}bursar_kv_blocks{{model=\"a\"}} 0\n")).models[0].state
     };
     assert_eq!(state(&[]), ModelState::Unknown);
-    assert_eq!(state(&[("engine", 1), ("profile", 0), ("vision", 1), ("kv", 1), ("scheduler", 1)]), ModelState::Up);
-    assert_eq!(state(&[("engine", 1), ("vision", 0), ("kv", 1), ("scheduler", 1)]), ModelState::Recovering);
-    assert_eq!(state(&[("engine", 1), ("profile", 1), ("vision", 0), ("kv", 0), ("scheduler", 0)]), ModelState::Sizing);
+    assert_eq!(state(&[("engine", 1), ("profile", 0), ("vision", 1), ("scheduler", 1)]), ModelState::Up);
+    assert_eq!(state(&[("engine", 1), ("vision", 0), ("scheduler", 1)]), ModelState::Recovering);
+    assert_eq!(state(&[("engine", 1), ("profile", 1), ("vision", 0), ("scheduler", 0)]), ModelState::Sizing);
     assert_eq!(state(&[("engine", 1)]), ModelState::Starting);
-    assert_eq!(state(&[("engine", 0), ("vision", 1), ("kv", 1), ("scheduler", 1)]), ModelState::Down);
+    assert_eq!(state(&[("engine", 0), ("vision", 1), ("scheduler", 1)]), ModelState::Down);
 }
 
 #[test]

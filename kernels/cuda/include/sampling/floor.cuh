@@ -1,5 +1,5 @@
-// Floors: the smallest key among the most likely tokens, and the smallest difference that min-p
-// keeps.
+// Lower bounds for sampling: a key that at least `nth` tokens reach, and the smallest difference
+// that min-p keeps.
 #pragma once
 
 #include <math.h>

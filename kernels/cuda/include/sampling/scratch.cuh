@@ -62,8 +62,8 @@ struct RowPlan {
     uint32_t least;         // no finite logit has a smaller key
     uint32_t padding[13];
 };
-static_assert(sizeof(RowPlan) == contract::sampling::PLAN_BYTES, "scratch has room for it");
-static_assert(sizeof(SliceFacts) == contract::sampling::FACTS_BYTES, "scratch has room for it");
+static_assert(sizeof(RowPlan) == contract::sampling::PLAN_BYTES, "the host sizes scratch with this number");
+static_assert(sizeof(SliceFacts) == contract::sampling::FACTS_BYTES, "the host sizes scratch with this number");
 
 __host__ __device__ constexpr uint32_t slices_of(uint32_t vocabulary) {
     return (vocabulary + SLICE - 1) / SLICE;
@@ -72,8 +72,8 @@ __host__ __device__ constexpr uint32_t slices_of(uint32_t vocabulary) {
 // Scratch bytes of a row.
 __host__ __device__ constexpr uint64_t row_bytes(uint32_t slices) {
     using namespace contract::sampling;
-    static_assert(ROW_BYTES == sizeof(RowPlan) + 2 * LIST * 8 + BINS * 12, "what RowScratch finds there");
-    static_assert(SLICE_BYTES == 8 + sizeof(SliceFacts) + 2 * GROUPS_OF_SLICE * 4, "what RowScratch finds there");
+    static_assert(ROW_BYTES == sizeof(RowPlan) + 2 * LIST * 8 + BINS * 12, "the host sizes scratch for the layout of RowScratch");
+    static_assert(SLICE_BYTES == 8 + sizeof(SliceFacts) + 2 * GROUPS_OF_SLICE * 4, "the host sizes scratch for the layout of RowScratch");
     return (ROW_BYTES + static_cast<uint64_t>(slices) * SLICE_BYTES + ROW_ALIGNMENT - 1) / ROW_ALIGNMENT * ROW_ALIGNMENT;
 }
 

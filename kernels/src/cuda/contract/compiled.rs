@@ -14,8 +14,8 @@ use crate::{DType, cuda::module_images::files_of};
 /// Names of entry points by source file.
 type BySource = BTreeMap<String, BTreeSet<String>>;
 
-/// Ending of the target for which only some files are compiled. A device of this target uses the
-/// preceding target's code for all other files.
+/// File name ending of the target for which only some sources are compiled. A device of this target
+/// uses the preceding target's code for all other files.
 const PARTIAL: &str = ".sm_89.ptx";
 
 const TURING: Generation = Generation { is_hopper: false, has_int4: false };

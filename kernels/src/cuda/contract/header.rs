@@ -95,16 +95,32 @@ impl Item {
 fn header() -> String {
     let mut out = HEAD.to_owned();
     for (macro_name, about, sizes) in [
-        ("FOR_EACH_HEAD_DIM", "each head size of attention over the cache", numbers(&HeadDim::ALL)),
-        ("FOR_EACH_HOPPER_HEAD_DIM", "each that has kernels for many rows on Hopper", numbers(&HopperHeadDim::ALL)),
-        ("FOR_EACH_PACKED_HEAD_DIM", "each of attention within packed sequences", numbers(&PackedHeadDim::ALL)),
-        ("FOR_EACH_HEAD_DIM_OF_WINDOWS", "each that windows have", numbers(&PackedHeadDim::OF_WINDOWS)),
+        (
+            "FOR_EACH_HEAD_DIM",
+            "each head dimension that attention over the KV cache is compiled for",
+            numbers(&HeadDim::ALL),
+        ),
+        (
+            "FOR_EACH_HOPPER_HEAD_DIM",
+            "each head dimension that attention over the KV cache of many rows on Hopper is compiled for",
+            numbers(&HopperHeadDim::ALL),
+        ),
+        (
+            "FOR_EACH_PACKED_HEAD_DIM",
+            "each head dimension that attention within packed sequences is compiled for",
+            numbers(&PackedHeadDim::ALL),
+        ),
+        (
+            "FOR_EACH_HEAD_DIM_OF_WINDOWS",
+            "each head dimension that attention within many short sequences (windows) is compiled for",
+            numbers(&PackedHeadDim::OF_WINDOWS),
+        ),
         (
             "FOR_EACH_SMALL_M_ROWS",
-            "each number of rows that products of few rows are compiled for",
+            "each maximum number of rows that the GEMMs of few rows are compiled for",
             numbers(&SmallMRows::ALL),
         ),
-        ("FOR_EACH_GATED_WIDTH", "each number of features that a tile of gemm_medium_m.cu has", GATED_WIDTHS.to_vec()),
+        ("FOR_EACH_GATED_WIDTH", "each number of features per tile of gemm_medium_m.cu", GATED_WIDTHS.to_vec()),
     ] {
         write!(out, "\n// `KERNEL(..., size)` for {about}.\n#define {macro_name}(KERNEL, ...)").expect("text");
         sizes.iter().for_each(|size| write!(out, " \\\n    KERNEL(__VA_ARGS__, {size})").expect("text"));

@@ -34,7 +34,7 @@ contract! {
 
     /// route.cu: one warp per row, then one thread per choice.
     mod route {
-        /// Maximum number of rows of the kernel that does everything in one launch.
+        /// Maximum number of rows of the kernel that needs only one launch.
         const SMALL_M_ROWS: usize = THREADS / 32;
         /// Rows per thread block of `route_choose` when a single thread block sorts all choices.
         const SORTED_BLOCK_ROWS: usize = 4;
@@ -48,8 +48,8 @@ contract! {
         const THREADS: usize = EXPERTS_MAX;
     }
 
-    /// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts
-    /// up to `route::SMALL_M_ROWS` rows.
+    /// route_normed.cu: one cluster for all rows, in which each thread block has some of the
+    /// experts. The kernel accepts up to `route::SMALL_M_ROWS` rows.
     mod route_normed {
         /// Thread blocks per cluster.
         const CLUSTER: usize = 8;
@@ -80,8 +80,8 @@ contract! {
         const ADD_THREADS: usize = 256;
     }
 
-    /// experts_small_m.cu: the tiles of all experts' weights in one sequence, of which each thread
-    /// block takes a contiguous range.
+    /// experts_small_m.cu: the tiles of all experts' weights form one list. Each thread block
+    /// computes a contiguous range of the list.
     mod experts_small_m {
         /// Maximum number of experts.
         const EXPERTS_MAX: usize = crate::calls::EXPERTS_MAX;
@@ -132,8 +132,8 @@ contract! {
         const TILE_QUERIES: usize = 8;
         /// Maximum warps per thread block.
         const WARPS_MAX: usize = 8;
-        /// Maximum number of partial tiles that a thread block leaves for another to add up: one of
-        /// the run in which its share begins, and one of the run in which its share ends.
+        /// Maximum number of partial tiles that a thread block leaves for another thread block to
+        /// add up: one at the start of its share of the work, and one at the end.
         const PARTS: usize = 2;
         /// Counters in the module, one per thread block of a launch.
         const COUNTERS: usize = 2048;
@@ -157,8 +157,8 @@ contract! {
         fn ring_bytes(head_dim) -> usize {
             ring_stages(head_dim) * 2 * common::BLOCK_TOKENS * head_dim.elements() * ACTIVATION
         }
-        /// f32 numbers of a partial tile: for each query vector, a weighted sum of values, the
-        /// maximum score and the sum of weights.
+        /// Number of f32 elements of a partial tile: for each query vector, a weighted sum of
+        /// values, the maximum score and the sum of weights.
         fn part_numbers(head_dim) -> usize {
             TILE_QUERIES * (head_dim.elements() + 2)
         }
@@ -186,11 +186,11 @@ contract! {
         /// Elements per head of the kernels over a cache in E4M3. With 256 elements, four
         /// warpgroups leave a thread too few registers for its sums.
         const E4M3_HEAD_DIM: usize = HopperHeadDim::D128.elements();
-        /// Threads per thread block over a cache in E4M3. An additional warpgroup widens
-        /// the keys and values.
+        /// Threads per thread block over a cache in E4M3. An additional warpgroup converts the keys
+        /// and values to f16.
         const E4M3_THREADS: usize = THREADS + WARPGROUP;
-        /// Bytes of dynamic shared memory over a cache in E4M3, which adds stages for the keys and
-        /// values to be widened.
+        /// Bytes of dynamic shared memory over a cache in E4M3, which adds stages for keys and
+        /// values that are not converted yet.
         const E4M3_SHARED_BYTES: usize =
             shared_bytes(HopperHeadDim::D128) + attention_hopper::STAGES * keys(HopperHeadDim::D128) * E4M3_HEAD_DIM;
         /// Warps per thread block of the kernel that combines parts, one query vector per warp.
@@ -208,8 +208,8 @@ contract! {
         fn shared_bytes(head_dim) -> usize {
             hopper_shared_bytes(head_dim.elements(), QUERIES, keys(head_dim))
         }
-        /// f32 numbers of one part of a split tile: for each query vector, a weighted sum of
-        /// values, the maximum score and the sum of weights.
+        /// Number of f32 elements of one part of a split tile: for each query vector, a weighted
+        /// sum of values, the maximum score and the sum of weights.
         fn part_numbers(head_dim) -> usize {
             QUERIES * (head_dim.elements() + 2)
         }
@@ -261,13 +261,13 @@ contract! {
         const STEP_COLUMNS: usize = 128;
         /// Columns that one copy transfers, which is the span of one swizzle.
         const CHUNK_COLUMNS: usize = 64;
-        /// Gate rows that are followed by as many up rows in a tile.
+        /// Number of adjacent gate rows in a tile, after which the same number of up rows follows.
         const GATE_ROWS: usize = 8;
         /// Thread blocks per cluster.
         const TEAM: usize = 2;
-        /// Threads of a thread block that multiply.
+        /// Number of threads per thread block that multiply.
         const MULTIPLIERS: usize = 2 * WARPGROUP;
-        /// Threads per thread block: those that multiply, one warp that copies and one warp
+        /// Threads per thread block: the multiplying threads, one warp that copies and one warp
         /// that writes the output.
         const THREADS: usize = MULTIPLIERS + 2 * 32;
         /// Maximum number of pipeline stages.
@@ -308,7 +308,8 @@ contract! {
         fn shared_bytes(rows) -> usize {
             stages_bytes(rows) + told_bytes(rows) + BARRIER_BYTES
         }
-        /// f32 numbers of a partial tile that a thread block leaves for another to add up.
+        /// Number of f32 elements of a partial tile that a thread block leaves for another thread
+        /// block to add up.
         fn part_numbers(rows) -> usize {
             rows.rows() * TILE_ROWS
         }
@@ -320,7 +321,7 @@ contract! {
         const GROUP: usize = crate::SCALE_BLOCK;
         /// Minimum number of rows in a block of a weight.
         const BLOCK_ROWS_MIN: usize = 8;
-        /// Numbers that a thread rounds at once (one vector).
+        /// Values that a thread rounds at once (one vector).
         const VECTOR: usize = 8;
         /// Maximum threads per thread block. A thread block rounds one row.
         const THREADS_MAX: usize = 512;
@@ -423,13 +424,14 @@ contract! {
                 SmallMRows::R64 => 2,
             }
         }
-        /// f32 numbers of a partial tile that a thread block leaves for another to add up.
+        /// Number of f32 elements of a partial tile that a thread block leaves for another thread
+        /// block to add up.
         fn part_numbers(rows) -> usize {
             TILE_ROWS * rows.rows()
         }
     }
 
-    /// gemm_medium_m.cu: gated GEMMs of some hundred rows.
+    /// gemm_medium_m.cu: gated GEMMs of a few hundred rows.
     mod gemm_medium_m {
         /// Thread blocks per cluster. They compute tiles of adjacent rows.
         const CLUSTER: usize = 2;
@@ -475,7 +477,7 @@ contract! {
     }
 
     /// sampling.cu and include/sampling: the sampling request of a row, and the data that the
-    /// kernels pass on to each other.
+    /// kernels pass to each other.
     mod sampling {
         /// 32-bit words of a row's sampling request.
         const ROW_WORDS: usize = crate::sampling::ROW_WORDS;

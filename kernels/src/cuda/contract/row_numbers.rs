@@ -1,10 +1,10 @@
-//! The numbers of kernels that process rows and recurrent states, and the numbers that several
-//! families share. `numbers.rs` has the other families.
+//! Constants of kernels that process rows and recurrent states, and constants that several families
+//! share. `numbers.rs` has the constants of the other families.
 
 use super::families::{SUM, contract};
 
 contract! {
-    /// Numbers that several families share.
+    /// Constants that several families of kernels share.
     mod common {
         /// Tokens per block of the KV cache.
         const BLOCK_TOKENS: usize = crate::BLOCK_TOKENS;
@@ -31,7 +31,7 @@ contract! {
         const RANKS_MAX: usize = 8;
         /// Bytes of a unit, which a thread copies or adds at once.
         const UNIT: usize = 16;
-        /// Bytes of a unit where a row is not a whole number of `UNIT` bytes.
+        /// Bytes of a unit if the bytes of a row are not a multiple of `UNIT`.
         const ODD_UNIT: usize = 2;
         /// Offset of the failure word in the exchange memory, in bytes.
         const FAILED_AT: usize = (2 * BLOCKS_MAX * RANKS_MAX + 2) * SUM;
@@ -96,8 +96,8 @@ contract! {
         const TAPS_MAX: usize = 4;
     }
 
-    /// gated_delta.cu: eight lanes share a row of a head's matrix. A thread block has some rows of
-    /// one head of one sequence.
+    /// gated_delta.cu: eight lanes share a row of a head's matrix. A thread block processes some
+    /// rows of one head of one sequence.
     mod gated_delta {
         /// Threads per thread block.
         const ROW_THREADS: usize = 128;
@@ -105,9 +105,9 @@ contract! {
         const ROW_LANES: usize = 8;
         /// Rows per thread block and round.
         const GROUPS: usize = ROW_THREADS / ROW_LANES;
-        /// Rounds of the kernel for single rows of many sequences and heads.
+        /// Rounds per thread block of the kernel for single rows of many sequences and heads.
         const HELD: usize = 4;
-        /// Elements of a key for which there are separate kernels.
+        /// Key size, in elements, that has dedicated kernels.
         const KEY_DIM: usize = 128;
         /// `key_dim` must be a multiple of this number.
         const KEY_DIM_STEP: usize = 16;
@@ -125,7 +125,7 @@ contract! {
         const CHUNK_SHARED_BYTES: usize = chunk_shared_bytes(KEY_DIM, CHUNK, CHUNK_VALUES);
     }
 
-    /// gated_rms_norm.cu: some lanes share a head.
+    /// gated_rms_norm.cu: several lanes share a head.
     mod gated_rms_norm {
         /// Threads per thread block.
         const THREADS: usize = 256;
@@ -134,14 +134,14 @@ contract! {
     }
 }
 
-/// Elements of f16 that separate rows in the shared memory of the gated delta rule in chunks.
+/// Padding between rows, in f16 elements, in the shared memory of the chunked gated delta rule.
 const GAP: usize = 8;
 
 /// Returns the bytes of dynamic shared memory per thread block of gated_delta_prepare.cu: queries
 /// and keys, three matrices over pairs of tokens, blocks on the diagonal in f32, and two gates per
 /// token. The device code asserts that they are the size of its struct.
 const fn prepare_shared_bytes(key_dim: usize, tokens: usize) -> usize {
-    // Rows of f32 of a diagonal block, and the elements that separate them.
+    // Size of a diagonal block, and the padding between its rows, in f32 elements.
     let (tile, tile_gap) = (16, 4);
     let halves = 2 * tokens * (key_dim + GAP) + 3 * tokens * (tokens + GAP);
     2 * halves + SUM * (tokens * (tile + tile_gap) + 2 * tokens)

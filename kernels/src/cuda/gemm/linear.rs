@@ -48,7 +48,7 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
             Quantization::Fixed(scale) => compute(&rounded.data, Output::fixed(scale)),
             // The scale of a row is known only when all tiles of the row are
             // computed. The unquantized output is therefore written to the memory of the
-            // gate's input, and quantized afterwards.
+            // gate's input, and quantized afterward.
             Quantization::Rows => {
                 let rows = call.gate_up.rows();
                 let plain = Tensor::over(call.gate_up.address(), [rows, features].into(), call.gate_up.dtype());

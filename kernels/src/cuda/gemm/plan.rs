@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(by(GemmBackend::Measured, logits), WHOLE);
         assert_eq!(by(GemmBackend::Ours, gated(256, 18_944, 3584)), Some(GemmPlan::MediumM));
         assert_eq!(by(GemmBackend::Library, gated(256, 18_944, 3584)), None);
-        assert_eq!(by(GemmBackend::Library, quantized(FIXED, 8)), SMALL_M, "the library has none");
+        assert_eq!(by(GemmBackend::Library, quantized(FIXED, 8)), SMALL_M, "the library has no algorithm");
         assert_eq!(by(GemmBackend::Library, quantized(FIXED, 300)), Some(GemmPlan::LargeM));
     }
 
@@ -418,7 +418,7 @@ mod tests {
         assert!(can(problem(257, 4608, 3584)) && can(gated(257, 18_944, 3584)) && can(quantized(BLOCKS, 2048)));
         assert!(!can(problem(256, 4608, 3584)), "autotuning measures few rows separately");
         assert!(!can(quantized(BLOCKS, 2049)), "split");
-        assert!(!can(quantized(FIXED, 300)), "the library has none");
+        assert!(!can(quantized(FIXED, 300)), "the library has no algorithm");
         let mut planner = planner(HOPPER, GemmBackend::Ours, &mut found);
         assert!(!planner.can_compare_large_m(problem(257, 4608, 3584), operands(0)).expect("the device answers"));
     }

@@ -49,7 +49,7 @@ impl NcclLink {
     /// Adds the sums in exchange memory to the rows of `out`.
     fn add(&self, cuda: &Cuda, out: &Tensor<'_>) -> Result<(), KernelError> {
         // SAFETY: the creator of the link guarantees that its memory is valid. Earlier work of the
-        // stream has written the sums, and the row numbers were written when the link was created.
+        // stream has written the sums, and the row indices were written when the link was created.
         let (sums, rows) = unsafe {
             let sums = Tensor::persistent(data_at(self.memory), [out.rows(), out.columns()], out.dtype());
             (sums, Tensor::persistent(self.memory, [out.rows()], DType::U32))

@@ -67,7 +67,7 @@ impl Drop for Group {
     }
 }
 
-/// Maximum rows of one collective. The row numbers 0 to `ROWS_MAX - 1` are stored in the region of
+/// Maximum rows of one collective. The row indices 0 to `ROWS_MAX - 1` are stored in the region of
 /// exchange memory where a [`CudaLink`](super::super::CudaLink) has its control data.
 pub(super) const ROWS_MAX: usize = 1 << 16;
 const _: () = assert!(ROWS_MAX * size_of::<u32>() <= DATA_AT);

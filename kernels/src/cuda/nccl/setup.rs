@@ -107,8 +107,8 @@ fn refuse_shared(devices: &[Arc<CudaDevice>]) -> Result<(), DeviceError> {
     }
 }
 
-/// Writes the row numbers into the region of exchange memory where a `CudaLink`
-/// has its control data.
+/// Writes the row indices 0 to `ROWS_MAX - 1`, which [`NcclLink::add`] reads, into the region of
+/// exchange memory where a `CudaLink` has its control data.
 ///
 /// # Safety
 /// `memory` must be exchange memory that nothing uses yet.
@@ -162,8 +162,8 @@ fn warm_up(
     for size in FIRST.into_iter().chain([half]).map(|size| size.min(half)) {
         together("ncclAllReduce", &|rank, one, stream| {
             let (at, elements) = (data[rank].0, size / DType::BF16.size());
-            // SAFETY: a half has space for this many elements, and the communicators
-            // and streams are alive.
+            // SAFETY: each half of the exchange memory has space for this many elements, and the
+            // communicators and streams are alive.
             unsafe { (calls.all_reduce)(at, at, elements, number::BFLOAT16, number::SUM, one.0, stream) }
         })?;
         together("ncclAllGather", &|rank, one, stream| {

@@ -28,7 +28,7 @@ pub enum GgufLayers {
     Attention,
     /// The rows of queries and keys are ordered for rotary pairs of adjacent elements.
     PairedAttention,
-    /// Layers with gated delta nets, and norms whose weights are centred on zero.
+    /// Layers with gated delta nets, and norms whose weights are centered on zero.
     Hybrid {
         has_experts: bool,
     },

@@ -19,10 +19,13 @@ pub(super) fn bytes(tensor: &TensorEntry<'_>, header: &Header<'_>, file_bytes: u
     let row = shape.last().copied().unwrap_or(1);
     if !row.is_multiple_of(stored.elements()) {
         let (kind, block) = (type_name(tensor.kind), stored.elements());
-        return Err(format!("the tensor {name} has rows of {row} elements, and blocks of {kind} have {block}"));
+        return Err(format!(
+            "the tensor {name} has rows of {row} elements; expected a multiple of {block}, the block size of {kind}"
+        ));
     }
     if shape.len() == 1 && stored.elements() > 1 {
-        return Err(format!("the tensor {name} is a vector in blocks of {}", type_name(tensor.kind)));
+        let kind = type_name(tensor.kind);
+        return Err(format!("the tensor {name} is a vector of type {kind}; only matrices may be in blocks"));
     }
     let elements = shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent));
     let end = elements.and_then(|elements| stored.bytes(elements)).and_then(|bytes| start.checked_add(bytes));

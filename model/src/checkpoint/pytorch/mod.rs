@@ -25,7 +25,7 @@ const PICKLE_BYTES_MAX: usize = 8 << 20;
 pub(super) fn shard(file: &str, content: Content) -> Result<Shard, CheckpointError> {
     if !content.bytes().starts_with(b"PK") {
         let (setting, value) = ("the format".to_owned(), "not a zip archive".to_owned());
-        let supported = "what torch.save writes since 1.6".to_owned();
+        let supported = "the zip format that torch.save writes since PyTorch 1.6".to_owned();
         return Err(CheckpointError::Setting { file: file.to_owned(), setting, value, supported });
     }
     let (pickle, tensors) =

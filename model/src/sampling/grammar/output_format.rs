@@ -85,7 +85,7 @@ impl JsonWhitespace {
 ///     "required": ["count"],
 /// }));
 /// let date = OutputFormat::Regex(r"\d{4}-\d{2}-\d{2}".into());
-/// let colour = OutputFormat::Choice(vec!["red".into(), "green".into()]);
+/// let color = OutputFormat::Choice(vec!["red".into(), "green".into()]);
 /// assert_eq!(format!("{date:?}"), "Regex(17 bytes)"); // the content is the user's data
 /// ```
 #[derive(Clone, PartialEq)]

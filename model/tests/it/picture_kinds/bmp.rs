@@ -104,7 +104,7 @@ fn palette_and_os2_bmps_are_read_in_every_depth() {
 
 #[test]
 fn unsupported_bmp_compressions_are_named() {
-    for (bits, compression, words) in [(24, 4, "run lengths of OS/2"), (0, 5, "embedded JPEG or PNG")] {
+    for (bits, compression, words) in [(24, 4, "OS/2 run-length encoding"), (0, 5, "embedded JPEG or PNG")] {
         let error = try_decode(bmp(40, bits, compression, &[], &[], &[0; 99])).expect_err(words);
         assert!(error.to_string().contains(words), "{error}");
     }

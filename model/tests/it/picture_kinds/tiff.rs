@@ -192,7 +192,7 @@ fn tiff_alpha_of_gray_and_palettes_is_shown_on_white() {
     let grey_alpha = samples(|x, y| vec![level(x, y), alpha(x, y)]);
     let expected = grey(|x, y| blend_with_white(level(x, y), alpha(x, y)));
     let tags: [(u16, &[u16]); 4] = [(258, &[8, 8]), (262, &[1]), (277, &[2]), (338, &[2])];
-    assert_pixels("grey", tiff(PLAIN, &tags, std::slice::from_ref(&grey_alpha)), &expected);
+    assert_pixels("gray", tiff(PLAIN, &tags, std::slice::from_ref(&grey_alpha)), &expected);
     let planes = [samples(|x, y| vec![level(x, y)]), samples(|x, y| vec![alpha(x, y)])];
     assert_pixels("planes", tiff(PLAIN, &[&tags[..], &[(284, &[2])]].concat(), &planes), &expected);
     let dropped: [(u16, &[u16]); 4] = [(258, &[8, 8]), (262, &[1]), (277, &[2]), (338, &[0])];

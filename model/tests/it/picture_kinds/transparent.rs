@@ -77,7 +77,7 @@ fn a_transparent_png_color_is_shown_as_white() {
     let grey = image::GrayImage::from_fn(WIDTH, HEIGHT, |x, y| Luma([(x + y) as u8]));
     let rows: Vec<Vec<u8>> = grey.rows().map(|row| row.map(|pixel| pixel.0[0]).collect()).collect();
     let shown = RgbImage::from_fn(WIDTH, HEIGHT, |x, y| Rgb([if x + y == 30 { 255 } else { (x + y) as u8 }; 3]));
-    assert_pixels("PNG in grey", png(8, 0, &[chunk(b"tRNS", &[0, 30])], &rows), &shown);
+    assert_pixels("PNG in gray", png(8, 0, &[chunk(b"tRNS", &[0, 30])], &rows), &shown);
 }
 
 #[test]

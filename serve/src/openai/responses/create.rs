@@ -17,7 +17,8 @@ use crate::{
     body::JsonBody, error::ApiError, guard::Client, id, models::shortened, one_or_many::OneOrMany, state::Shared,
 };
 
-/// Fields of a chat that errors name, with their names in a Responses request.
+/// Names that errors of a chat use for its fields, and the names of these fields in a Responses
+/// request.
 const NAMES: [(&str, &str); 3] =
     [("max_tokens", "max_output_tokens"), ("messages", "input"), ("response_format", "text.format")];
 
@@ -46,7 +47,7 @@ pub(crate) async fn create(
         if !shared.responses.has_room() {
             let error =
                 ApiError::full("the limit of responses in the background is reached").code("responses_exhausted");
-            return Err(error.hint("poll one until it ends, or cancel one"));
+            return Err(error.hint("poll one of them until it ends, or cancel one of them"));
         }
         let kept = shared.responses.keep(client.key(), turns, response);
         return Ok(run(Keeping::Now(kept.clone())).in_background(reply, &kept, is_streamed));
@@ -86,6 +87,7 @@ fn before(fields: &Fields, shared: &Shared, client: &Client) -> Result<Vec<Arc<H
         let hint = "responses are kept in memory, and the oldest are dropped; send the whole conversation as `input`";
         refused("is not stored", "previous_response_not_found", hint)
     })?;
-    kept.conversation()
-        .ok_or_else(|| refused("has no answer to continue from", "previous_response_unfinished", "poll it"))
+    kept.conversation().ok_or_else(|| {
+        refused("has no answer to continue from", "previous_response_unfinished", "poll the response until it ends")
+    })
 }

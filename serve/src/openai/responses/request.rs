@@ -14,7 +14,7 @@ use crate::{
 /// `POST /v1/responses`.
 pub(crate) struct ResponsesRequest {
     pub(super) fields: Fields,
-    /// Length of the body in bytes, which counts towards the limit of stored bytes.
+    /// Length of the body in bytes, which counts toward the limit of stored bytes.
     pub(super) bytes: usize,
 }
 

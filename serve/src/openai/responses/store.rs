@@ -48,7 +48,7 @@ pub(crate) struct HeldTurn {
     held: Held,
 }
 
-/// Size of a [`HeldTurn`] in bytes. The size counts towards the total from when a response first stores
+/// Size of a [`HeldTurn`] in bytes. The size counts toward the total from when a response first stores
 /// the items until the items are dropped.
 struct Held {
     bytes: usize,
@@ -81,7 +81,7 @@ impl Responses {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wraps items of this many bytes. The bytes count towards the total once a response stores
+    /// Wraps items of this many bytes. The bytes count toward the total once a response stores
     /// them.
     pub(super) fn hold(&self, items: Vec<Item>, bytes: usize) -> Arc<HeldTurn> {
         Arc::new(HeldTurn { items, held: Held { bytes, total: self.bytes.clone(), counts: AtomicBool::new(false) } })

@@ -152,8 +152,8 @@ impl BudgetState {
 
     fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {
         match self.device.memory() {
-            // Nothing is free and nothing is foreign on a lost device. The reported loss
-            // stops the other actors.
+            // A lost device has neither free nor foreign memory. The reported loss stops the other
+            // actors.
             Err(error) if error.is_lost() => Ok(None),
             memory => memory.map(Some),
         }

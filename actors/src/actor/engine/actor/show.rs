@@ -30,8 +30,8 @@ impl EngineState {
         metric::PERMITS.set(&(model.clone(), Permit::Patches), record.launch_patches);
         metric::PROFILE_TARGET_TOKENS.set(model, record.kv_tokens());
         metric::PROFILE_SECONDS.set(model, serving.sized_within());
-        // The error of a serving model is always 0, because an attempt fails if its measured peak
-        // differs from the plan.
+        // The plan error of a serving model is always 0, because an attempt fails if its measured
+        // peak differs from the plan.
         for class in [Class::StepWorkspace, Class::VisionWorkspace] {
             metric::PLAN_ERROR_BYTES.set(&(model.clone(), class), 0);
         }

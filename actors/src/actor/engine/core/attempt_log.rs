@@ -70,7 +70,7 @@ impl AttemptLog {
     }
 
     /// Records that the current attempt failed. An attempt that relied on a recorded profile is
-    /// followed by an attempt that measures anew, regardless of the error, because the new attempt
+    /// followed by an attempt that measures again, regardless of the error, because the new attempt
     /// may succeed.
     pub fn failed(&mut self, outcome: &Outcome, was_warm: bool, now: Duration) -> Verdict {
         let wait = if was_warm {

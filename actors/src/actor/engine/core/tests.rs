@@ -24,7 +24,7 @@ impl Parts for Names {
     type Loaded = &'static str;
     type Profiled = &'static str;
     type Children = Cast;
-    /// The number of the start of serving actors.
+    /// Number of the start that created the serving actors.
     type Serving = u64;
 }
 

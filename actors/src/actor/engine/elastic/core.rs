@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(
             pool.step(Input::Ended(Outcome::Done)),
             Some(Change::Shrink { to: 47 }),
-            "50 blocks were too many, so five percent go"
+            "50 blocks were too many, so five percent are removed"
         );
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         pool.step(Input::Serving(true));
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(
             pool.step(Input::Ended(Outcome::Done)),
             Some(Change::Shrink { to: 28 }),
-            "five percent of 30 blocks go"
+            "five percent of 30 blocks are removed"
         );
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
     }

@@ -107,7 +107,7 @@ fn a_picture_limit_of_a_tiling_model_counts_whole_tiles() {
     assert_eq!(short.envelope.picture_patches, 1024, "pictures have no explicit limit");
     let short = on_a_gpu(&tiled, json!({ "max_model_len": 300, "launch_patches": 2000 }))
         .expect("a model that serves only text starts");
-    assert_eq!(short.envelope.picture_patches, 1024, "a launch has room for one tile");
+    assert_eq!(short.envelope.picture_patches, 1024, "a launch has space for one tile");
     for (settings, message) in [
         (json!({ "launch_patches": 1000 }), "`launch_patches` is 1000; expected at least 1024"),
         (json!({ "picture_patches": 1000 }), "`picture_patches` is 1000; expected at least 1024"),

@@ -48,7 +48,7 @@ pub struct Draining<S> {
 pub struct Releasing<S> {
     pub sleepers: SleepWaiters<S>,
     pub next: Next<S>,
-    /// If set, the model ends afterwards, for this reason.
+    /// If set, the model ends afterward, for this reason.
     pub end: Option<String>,
 }
 

@@ -210,7 +210,11 @@ async fn a_sequence_preempted_after_its_pictures_can_be_readmitted() {
             step = next_step(&bed.jobs) => end(step),
         }
     };
-    assert_eq!(recorded.last(), Some(&Delivery::Readmit), "the last delivery asks the driver to come again");
+    assert_eq!(
+        recorded.last(),
+        Some(&Delivery::Readmit),
+        "the last delivery asks the driver to admit the sequence again"
+    );
     let tokens = recorded.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
     assert!(tokens > 0, "the sequence had released its picture");
     // The driver admits the sequence again once the picture is back in the cache.
@@ -232,7 +236,7 @@ async fn a_sequence_preempted_after_its_pictures_can_be_readmitted() {
             step = next_step(&bed.jobs) => end(step),
         }
     }
-    assert_eq!(tokens + more, 40, "no token is lost or made twice");
+    assert_eq!(tokens + more, 40, "no token is lost or generated twice");
     let mut of_older = 0;
     while let Ok(delivery) = older.try_recv() {
         of_older += usize::from(matches!(delivery, Delivery::Token(..)));
@@ -251,7 +255,7 @@ async fn a_pool_shrink_is_answered_after_running_steps_end() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(answer.try_recv().is_err(), "the resize waits, because a running step may name any block");
+    assert!(answer.try_recv().is_err(), "the resize waits, because a running step may use any block");
     assert!(bed.jobs.try_recv().is_err(), "no step is planned during the resize");
     end(next);
     answer.await.expect("the resize is answered");
@@ -265,7 +269,7 @@ async fn a_pool_shrink_is_answered_after_running_steps_end() {
                 delivery => assert!(matches!(delivery, Delivery::Begun(_)), "{delivery:?}"),
             },
             step = next_step(&bed.jobs) => {
-                assert!(step.batch.block_tables.iter().all(|block| *block < 4), "no block after the fourth is named");
+                assert!(step.batch.block_tables.iter().all(|block| *block < 4), "only the first four blocks are used");
                 end(step);
             }
         }

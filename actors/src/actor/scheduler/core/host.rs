@@ -90,7 +90,7 @@ impl SchedulerCore {
             let sequence = self.running.get_mut(&id).expect("the sequence runs");
             let prefix = sequence.takeable();
             // If the blocks are already being fetched for another sequence, this sequence finds
-            // them on the device afterwards.
+            // them on the device afterward.
             if self.kv.is_coming(prefix) {
                 continue;
             }

@@ -15,17 +15,17 @@ pub enum Input {
     Admit(Box<NewSequence>),
     /// The caller of this sequence has disconnected.
     Cancel(SequenceId),
-    /// The oldest running step has ended. The value is the tokens of each sequence that chooses, in
-    /// the plan's order: the tokens of its first rows, up to the first that was not expected. `None`
-    /// if the logits are not numbers.
+    /// The oldest running step has ended. The value has the tokens of each sequence for which the
+    /// step chooses, in the plan's order: one token, and one more for each accepted draft. A token
+    /// is `None` if its logits are not numbers.
     Stepped(Vec<Vec<Option<u32>>>),
-    /// For each sequence that chooses, the draft head's proposals for the tokens after those of the
-    /// [`Input::Stepped`] that follows.
+    /// The draft head's proposals for each sequence for which the step chooses. They continue the
+    /// tokens of the next [`Input::Stepped`].
     Drafted(Vec<Vec<u32>>),
     /// The pool must change to this many blocks. A smaller size takes effect when the running steps
     /// have ended.
     Resize(usize),
-    /// The answer to [`Effect::Gather`], a moment later.
+    /// The delay that [`Effect::Gather`] started has passed.
     Gathered,
     /// The oldest running step took this many µs. The step's [`Input::Stepped`] follows.
     Took(u64),
@@ -37,7 +37,7 @@ pub enum Input {
     Copied(u64),
 }
 
-/// An action for the scheduler actor, which takes the actions in order.
+/// An action for the scheduler actor, which performs the actions in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Run a step after the step that may still be running. The answer arrives as
@@ -52,7 +52,7 @@ pub enum Effect {
     Begun(SequenceId, usize),
     /// A sequence has a new token.
     Token(SequenceId, u32),
-    /// A sequence has ended by itself.
+    /// A sequence has ended for this reason, and was not cancelled.
     Finished(SequenceId, Finish),
     /// A sequence has lost its blocks, after it had released its pictures. The scheduler forgets
     /// the sequence. The driver admits it again, under the same id, when it has the pictures again.
@@ -62,8 +62,8 @@ pub enum Effect {
     Late(SequenceId, Deadline),
     /// These sequences hold no blocks any more.
     Released(Vec<SequenceId>),
-    /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may
-    /// be about to arrive.
+    /// Send [`Input::Gathered`] after a short delay, because more prompts of the same burst may
+    /// arrive.
     Gather,
     /// An [`Input::Resize`] is complete: no running or later step uses a block beyond the new size.
     Resized,

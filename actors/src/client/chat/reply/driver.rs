@@ -65,7 +65,7 @@ pub(crate) struct Driver {
 /// How one life of the request ended. A life is the time during which one generation of
 /// actors serves the request.
 enum Life {
-    /// The sequence ended by itself.
+    /// The sequence has ended, and was not cancelled.
     Finished(FinishReason),
     /// The caller has disconnected.
     Cancelled,

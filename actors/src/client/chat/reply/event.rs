@@ -57,7 +57,7 @@ pub enum ChatEvent {
 
 impl ChatEvent {
     /// Creates a `Done` event without reasoning and tool calls, for tests of code that reads
-    /// replies. Other fields can be set afterwards, through
+    /// replies. Other fields can be set afterward, through
     /// `if let ChatEvent::Done { stop_reason, .. } = &mut done`.
     pub fn done(text: impl Into<String>, finish_reason: FinishReason, usage: Usage) -> Self {
         ChatEvent::Done {

@@ -42,7 +42,7 @@ impl KvCore {
         // A group with full attention reads every block, so it has none beyond a missing one.
         let run = |group| (0..prefix.len()).find(|place| lacks(group, *place)).unwrap_or(prefix.len());
         let mut end = (0..full).map(run).min().unwrap_or(prefix.len());
-        // Windows are searched from the last one backwards. All windows that end between a missing
+        // Windows are searched from the last one backward. All windows that end between a missing
         // block and `end` include the missing block. The first one in a window skips the most.
         while end > 0 {
             if !has_state(&prefix[end - 1]) {

@@ -4,7 +4,7 @@
 //! proposal is often not the fastest. During autotuning (in the stress before READY, whose results
 //! are discarded), each new GEMM of many rows runs all proposals and keeps the fastest. At the end
 //! of autotuning, the GEMMs that passes have called are measured with few rows
-//! (`gemm/autotune.rs`). Afterwards, a size that was not measured uses the algorithm of the next
+//! (`gemm/autotune.rs`). Afterward, a size that was not measured uses the algorithm of the next
 //! larger measured size that supports it, so no kernel of the library is loaded while serving. Only
 //! a GEMM that no pass called during autotuning uses the first proposal.
 

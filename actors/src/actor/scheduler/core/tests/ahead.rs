@@ -20,7 +20,7 @@ impl Bed {
         self.running.get(place).expect("the step is under way")
     }
 
-    /// The sequences whose tokens the step with this index chooses.
+    /// The sequences for which the running step with this index chooses a token.
     fn wanted_at(&self, place: usize) -> Vec<u64> {
         self.plan(place).rows.iter().map(|row| row.sequence.0).collect()
     }
@@ -184,7 +184,7 @@ fn a_sequence_whose_tokens_the_host_needs_is_never_planned_ahead() {
     assert_eq!(
         (bed.running.len(), bed.plan(0).batch.tokens[0]),
         (1, InputToken::Known(5)),
-        "a sequence with a grammar holds back the other sequence"
+        "a sequence with a grammar delays the other sequence"
     );
     bed.stepped(5);
     assert_eq!(

@@ -77,7 +77,7 @@ fn a_larger_pool_admits_sequences_waiting_for_blocks() {
 #[test]
 fn a_resize_to_the_same_size_plans_no_step() {
     let mut bed = Bed::ahead(limits(4, 64, 4));
-    // Both sequences were expected to be short.
+    // Both sequences were predicted to produce few tokens.
     bed.scheduler.running.extend([1, 2].map(|id| (SequenceId(id), Sequence::new(sequence(id, 15, 40)))));
     bed.give(Input::Gathered);
     while bed.running.len() == 2 {
