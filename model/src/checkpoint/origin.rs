@@ -61,10 +61,10 @@ impl CheckpointOrigin {
         }
     }
 
-    /// Like [`fetch`](Self::bring), but does not fetch weights.
+    /// Like [`fetch`](Self::fetch), but does not fetch weights.
     ///
     /// # Errors
-    /// See [`fetch`](Self::bring).
+    /// See [`fetch`](Self::fetch).
     pub fn fetch_settings(self) -> Result<CheckpointSource, CheckpointError> {
         match self {
             CheckpointOrigin::Local(source) => Ok(source),
