@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-// `KERNEL(..., size)` for each head size of attention over the cache.
+// `KERNEL(..., size)` for each head dimension that attention over the KV cache is compiled for.
 #define FOR_EACH_HEAD_DIM(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64) \
@@ -13,12 +13,12 @@
     KERNEL(__VA_ARGS__, 128) \
     KERNEL(__VA_ARGS__, 256)
 
-// `KERNEL(..., size)` for each that has kernels for many rows on Hopper.
+// `KERNEL(..., size)` for each head dimension that attention over the KV cache of many rows on Hopper is compiled for.
 #define FOR_EACH_HOPPER_HEAD_DIM(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 128) \
     KERNEL(__VA_ARGS__, 256)
 
-// `KERNEL(..., size)` for each of attention within packed sequences.
+// `KERNEL(..., size)` for each head dimension that attention within packed sequences is compiled for.
 #define FOR_EACH_PACKED_HEAD_DIM(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64) \
@@ -26,21 +26,21 @@
     KERNEL(__VA_ARGS__, 80) \
     KERNEL(__VA_ARGS__, 128)
 
-// `KERNEL(..., size)` for each that windows have.
+// `KERNEL(..., size)` for each head dimension that attention within many short sequences (windows) is compiled for.
 #define FOR_EACH_HEAD_DIM_OF_WINDOWS(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64) \
     KERNEL(__VA_ARGS__, 72) \
     KERNEL(__VA_ARGS__, 80)
 
-// `KERNEL(..., size)` for each number of rows that products of few rows are compiled for.
+// `KERNEL(..., size)` for each maximum number of rows that the GEMMs of few rows are compiled for.
 #define FOR_EACH_SMALL_M_ROWS(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 8) \
     KERNEL(__VA_ARGS__, 16) \
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64)
 
-// `KERNEL(..., size)` for each number of features that a tile of gemm_medium_m.cu has.
+// `KERNEL(..., size)` for each number of features per tile of gemm_medium_m.cu.
 #define FOR_EACH_GATED_WIDTH(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 80) \
     KERNEL(__VA_ARGS__, 96) \
@@ -48,7 +48,7 @@
 
 namespace contract {
 
-// Numbers that several families share.
+// Constants that several families of kernels share.
 namespace common {
 // Tokens per block of the KV cache.
 constexpr uint32_t BLOCK_TOKENS = 16;
@@ -74,7 +74,7 @@ constexpr uint32_t BLOCKS_MAX = 128;
 constexpr uint32_t RANKS_MAX = 8;
 // Bytes of a unit, which a thread copies or adds at once.
 constexpr uint32_t UNIT = 16;
-// Bytes of a unit where a row is not a whole number of `UNIT` bytes.
+// Bytes of a unit if the bytes of a row are not a multiple of `UNIT`.
 constexpr uint32_t ODD_UNIT = 2;
 // Offset of the failure word in the exchange memory, in bytes.
 constexpr uint32_t FAILED_AT = 8200;
@@ -138,7 +138,8 @@ constexpr uint32_t TAPS_MIN = 2;
 constexpr uint32_t TAPS_MAX = 4;
 }  // namespace causal_conv
 
-// gated_delta.cu: eight lanes share a row of a head's matrix. A thread block has some rows of one head of one sequence.
+// gated_delta.cu: eight lanes share a row of a head's matrix. A thread block processes some rows of one head of one
+// sequence.
 namespace gated_delta {
 // Threads per thread block.
 constexpr uint32_t ROW_THREADS = 128;
@@ -146,9 +147,9 @@ constexpr uint32_t ROW_THREADS = 128;
 constexpr uint32_t ROW_LANES = 8;
 // Rows per thread block and round.
 constexpr uint32_t GROUPS = 16;
-// Rounds of the kernel for single rows of many sequences and heads.
+// Rounds per thread block of the kernel for single rows of many sequences and heads.
 constexpr uint32_t HELD = 4;
-// Elements of a key for which there are separate kernels.
+// Key size, in elements, that has dedicated kernels.
 constexpr uint32_t KEY_DIM = 128;
 // `key_dim` must be a multiple of this number.
 constexpr uint32_t KEY_DIM_STEP = 16;
@@ -166,7 +167,7 @@ constexpr uint32_t PREPARE_SHARED_BYTES = 68096;
 constexpr uint32_t CHUNK_SHARED_BYTES = 94720;
 }  // namespace gated_delta
 
-// gated_rms_norm.cu: some lanes share a head.
+// gated_rms_norm.cu: several lanes share a head.
 namespace gated_rms_norm {
 // Threads per thread block.
 constexpr uint32_t THREADS = 256;
@@ -186,7 +187,7 @@ constexpr uint32_t NORMED_HEADS_MAX = 256;
 
 // route.cu: one warp per row, then one thread per choice.
 namespace route {
-// Maximum number of rows of the kernel that does everything in one launch.
+// Maximum number of rows of the kernel that needs only one launch.
 constexpr uint32_t SMALL_M_ROWS = 16;
 // Rows per thread block of `route_choose` when a single thread block sorts all choices.
 constexpr uint32_t SORTED_BLOCK_ROWS = 4;
@@ -200,8 +201,8 @@ constexpr uint32_t EXPERTS_MAX = 512;
 constexpr uint32_t THREADS = 512;
 }  // namespace route
 
-// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts up to `route::SMALL_M_ROWS`
-// rows.
+// route_normed.cu: one cluster for all rows, in which each thread block has some of the experts. The kernel accepts up
+// to `route::SMALL_M_ROWS` rows.
 namespace route_normed {
 // Thread blocks per cluster.
 constexpr uint32_t CLUSTER = 8;
@@ -232,8 +233,8 @@ constexpr uint32_t TILE_PLACES = 32;
 constexpr uint32_t ADD_THREADS = 256;
 }  // namespace experts
 
-// experts_small_m.cu: the tiles of all experts' weights in one sequence, of which each thread block takes a contiguous
-// range.
+// experts_small_m.cu: the tiles of all experts' weights form one list. Each thread block computes a contiguous range of
+// the list.
 namespace experts_small_m {
 // Maximum number of experts.
 constexpr uint32_t EXPERTS_MAX = 512;
@@ -283,8 +284,8 @@ namespace attention_decode {
 constexpr uint32_t TILE_QUERIES = 8;
 // Maximum warps per thread block.
 constexpr uint32_t WARPS_MAX = 8;
-// Maximum number of partial tiles that a thread block leaves for another to add up: one of the run in which its share
-// begins, and one of the run in which its share ends.
+// Maximum number of partial tiles that a thread block leaves for another thread block to add up: one at the start of
+// its share of the work, and one at the end.
 constexpr uint32_t PARTS = 2;
 // Counters in the module, one per thread block of a launch.
 constexpr uint32_t COUNTERS = 2048;
@@ -301,8 +302,8 @@ constexpr uint32_t RING_STAGES =
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_BYTES =
     HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : HEAD_DIM == 256 ? 49152 : 0;
-// f32 numbers of a partial tile: for each query vector, a weighted sum of values, the maximum score and the sum of
-// weights.
+// Number of f32 elements of a partial tile: for each query vector, a weighted sum of values, the maximum score and the
+// sum of weights.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PART_NUMBERS =
     HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : HEAD_DIM == 256 ? 2064 : 0;
@@ -329,9 +330,10 @@ constexpr uint32_t THREADS = 384;
 // Elements per head of the kernels over a cache in E4M3. With 256 elements, four warpgroups leave a thread too few
 // registers for its sums.
 constexpr uint32_t E4M3_HEAD_DIM = 128;
-// Threads per thread block over a cache in E4M3. An additional warpgroup widens the keys and values.
+// Threads per thread block over a cache in E4M3. An additional warpgroup converts the keys and values to f16.
 constexpr uint32_t E4M3_THREADS = 512;
-// Bytes of dynamic shared memory over a cache in E4M3, which adds stages for the keys and values to be widened.
+// Bytes of dynamic shared memory over a cache in E4M3, which adds stages for keys and values that are not converted
+// yet.
 constexpr uint32_t E4M3_SHARED_BYTES = 229376;
 // Warps per thread block of the kernel that combines parts, one query vector per warp.
 constexpr uint32_t COMBINE_WARPS = 8;
@@ -343,8 +345,8 @@ constexpr uint32_t KEYS =
 template <uint32_t HEAD_DIM>
 constexpr uint32_t SHARED_BYTES =
     HEAD_DIM == 128 ? 196608 : HEAD_DIM == 256 ? 229376 : 0;
-// f32 numbers of one part of a split tile: for each query vector, a weighted sum of values, the maximum score and the
-// sum of weights.
+// Number of f32 elements of one part of a split tile: for each query vector, a weighted sum of values, the maximum
+// score and the sum of weights.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PART_NUMBERS =
     HEAD_DIM == 128 ? 16640 : HEAD_DIM == 256 ? 33024 : 0;
@@ -386,13 +388,13 @@ constexpr uint32_t TILE_ROWS = 128;
 constexpr uint32_t STEP_COLUMNS = 128;
 // Columns that one copy transfers, which is the span of one swizzle.
 constexpr uint32_t CHUNK_COLUMNS = 64;
-// Gate rows that are followed by as many up rows in a tile.
+// Number of adjacent gate rows in a tile, after which the same number of up rows follows.
 constexpr uint32_t GATE_ROWS = 8;
 // Thread blocks per cluster.
 constexpr uint32_t TEAM = 2;
-// Threads of a thread block that multiply.
+// Number of threads per thread block that multiply.
 constexpr uint32_t MULTIPLIERS = 256;
-// Threads per thread block: those that multiply, one warp that copies and one warp that writes the output.
+// Threads per thread block: the multiplying threads, one warp that copies and one warp that writes the output.
 constexpr uint32_t THREADS = 320;
 // Maximum number of pipeline stages.
 constexpr uint32_t STAGES_MAX = 40;
@@ -420,7 +422,7 @@ constexpr uint32_t SUMS_BYTES =
 template <uint32_t ROWS>
 constexpr uint32_t SHARED_BYTES =
     ROWS == 8 ? 172736 : ROWS == 16 ? 172736 : ROWS == 32 ? 164544 : ROWS == 64 ? 217792 : 0;
-// f32 numbers of a partial tile that a thread block leaves for another to add up.
+// Number of f32 elements of a partial tile that a thread block leaves for another thread block to add up.
 template <uint32_t ROWS>
 constexpr uint32_t PART_NUMBERS =
     ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
@@ -432,7 +434,7 @@ namespace fp8 {
 constexpr uint32_t GROUP = 128;
 // Minimum number of rows in a block of a weight.
 constexpr uint32_t BLOCK_ROWS_MIN = 8;
-// Numbers that a thread rounds at once (one vector).
+// Values that a thread rounds at once (one vector).
 constexpr uint32_t VECTOR = 8;
 // Maximum threads per thread block. A thread block rounds one row.
 constexpr uint32_t THREADS_MAX = 512;
@@ -522,13 +524,13 @@ constexpr uint32_t SHARED_BYTES =
 template <uint32_t ROWS>
 constexpr uint32_t BLOCKS =
     ROWS == 8 ? 4 : ROWS == 16 ? 4 : ROWS == 32 ? 3 : ROWS == 64 ? 2 : 0;
-// f32 numbers of a partial tile that a thread block leaves for another to add up.
+// Number of f32 elements of a partial tile that a thread block leaves for another thread block to add up.
 template <uint32_t ROWS>
 constexpr uint32_t PART_NUMBERS =
     ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
 }  // namespace gemm_int4
 
-// gemm_medium_m.cu: gated GEMMs of some hundred rows.
+// gemm_medium_m.cu: gated GEMMs of a few hundred rows.
 namespace gemm_medium_m {
 // Thread blocks per cluster. They compute tiles of adjacent rows.
 constexpr uint32_t CLUSTER = 2;
@@ -570,7 +572,7 @@ constexpr uint32_t STAGES = 4;
 constexpr uint32_t SHARED_BYTES = 229376;
 }  // namespace gemm_large_m
 
-// sampling.cu and include/sampling: the sampling request of a row, and the data that the kernels pass on to each other.
+// sampling.cu and include/sampling: the sampling request of a row, and the data that the kernels pass to each other.
 namespace sampling {
 // 32-bit words of a row's sampling request.
 constexpr uint32_t ROW_WORDS = 20;

@@ -296,7 +296,7 @@ contract! {
         }
         /// Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile,
         /// and the sums that the thread blocks of a cluster send.
-        fn told_bytes(rows) -> usize {
+        fn sums_bytes(rows) -> usize {
             match rows {
                 SmallMRows::R8 | SmallMRows::R16 => 12 * 1024,
                 SmallMRows::R32 | SmallMRows::R64 => part_numbers(rows) * SUM,
@@ -306,7 +306,7 @@ contract! {
         /// the SM runs one of these thread blocks at a time, but not all of it, so that thread
         /// blocks of small kernels still fit on the SM.
         fn shared_bytes(rows) -> usize {
-            stages_bytes(rows) + told_bytes(rows) + BARRIER_BYTES
+            stages_bytes(rows) + sums_bytes(rows) + BARRIER_BYTES
         }
         /// Number of f32 elements of a partial tile that a thread block leaves for another thread
         /// block to add up.
