@@ -268,6 +268,10 @@ fn a_plan_counts_the_packed_bytes_of_4_bit_weights_and_dequantized_bytes_of_othe
     let words = "8-bit integers, one scale per 128 input features (gptq); this plan counts them after dequantization";
     assert!(widened["notes"].to_string().contains(words), "{widened}");
     assert_eq!(widened["plan"]["claims"][0]["how"], "sum of tensors, 256-byte steps", "no weight in memory is FP8");
+    let nvfp4 = with(json!({ "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"] }));
+    assert_eq!((weights(&nvfp4), &nvfp4["quantization"]), (weights(&plain), &json!("modelopt")));
+    let words = "FP4, one scale per 16 input features (modelopt); this plan counts them after dequantization";
+    assert!(nvfp4["notes"].to_string().contains(words), "{nvfp4}");
     std::fs::remove_dir_all(copy).expect("the copy existed");
 }
 

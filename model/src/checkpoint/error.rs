@@ -105,7 +105,7 @@ pub enum CheckpointError {
         /// Its type in the file.
         found: String,
     },
-    /// A tensor of a weight of packed integers does not match the other tensors of its module, or
+    /// A tensor of a packed weight does not match the other tensors of its module, or
     /// the settings of the quantization.
     #[error("the tensor {tensor} is {found}; a packed weight of this module needs {expected}")]
     PackedTensor {
@@ -118,14 +118,23 @@ pub enum CheckpointError {
     #[error("the tensor {tensor} is missing, but quantization_config requires it")]
     MissingPart { tensor: String },
     /// A module has a packed weight, but the settings exclude it from quantization.
-    #[error("the tensor {module}.{suffix} is packed, but quantization_config lists module {module} as not quantized")]
-    ExcludedPacked { module: String, suffix: &'static str },
+    #[error("the tensor {packed} is packed, but quantization_config lists module {module} as not quantized")]
+    ExcludedPacked {
+        /// The tensor with packed elements.
+        packed: String,
+        module: String,
+    },
     /// A module has a packed weight and one that is not packed.
-    #[error("module {module} has both {module}.weight and {module}.{suffix}; expected one of them")]
-    PackedTwice { module: String, suffix: &'static str },
+    #[error("module {module} has both {weight} and {packed}; expected one of them")]
+    PackedTwice {
+        module: String,
+        weight: String,
+        /// The tensor with packed elements.
+        packed: String,
+    },
     /// The settings describe packed weights, but the files have none.
-    #[error("quantization_config describes packed weights, but no tensor's name ends in .{suffix}")]
-    NoPackedWeights { suffix: &'static str },
+    #[error("quantization_config describes packed weights, but the name of no {kind} tensor ends in .{suffix}")]
+    NoPackedWeights { suffix: &'static str, kind: &'static str },
     /// The checkpoint could not be fetched.
     #[cfg(feature = "hub")]
     #[error(transparent)]
@@ -198,8 +207,8 @@ impl Hint for CheckpointError {
             | CheckpointError::ExcludedPacked { .. }
             | CheckpointError::PackedTwice { .. }
             | CheckpointError::NoPackedWeights { .. } => {
-                "check quantization_config (bits, group size, modules that are not quantized) against the checkpoint's \
-                 release"
+                "check quantization_config (format, bits, group size, modules that are not quantized) against the \
+                 checkpoint's release"
                     .into()
             }
             #[cfg(feature = "hub")]

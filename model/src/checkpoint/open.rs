@@ -81,7 +81,9 @@ impl Checkpoint {
         let mut tensors = TensorIndex::open(&source)?;
         // Settings that are not supported are refused later, with the user's choice: see
         // `weight_formats`.
-        if let Ok(Some(StoredFormat::Packed(packed))) = stored_formats((&config, &quantization_place), None) {
+        let modelopt = files.get(MODELOPT).and_then(|json| serde_json::from_slice(json).ok());
+        let formats = stored_formats((&config, &quantization_place), modelopt.as_ref());
+        if let Ok(Some(StoredFormat::Packed(packed))) = formats {
             tensors = tensors.with_packed(&packed)?;
         }
         let named = [("config.json", Some(&*config_json))].into_iter().chain(files.named());

@@ -144,7 +144,7 @@ impl Shard {
     pub(super) fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
         let StoredTensor { stored, shape, bytes, .. } = self.tensors.get(name)?;
         let kind = match stored {
-            Ok((Stored::Plain(dtype), _)) => format!("{dtype:?}"),
+            Ok((Stored::Plain(dtype), _)) => dtype.name().to_owned(),
             Ok((stored, _)) => format!("{stored:?}"),
             Err(UnsupportedStorage::Type(name) | UnsupportedStorage::Blocks(name)) => name.clone(),
         };

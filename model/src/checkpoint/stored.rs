@@ -20,8 +20,18 @@ pub enum TensorType {
 impl TensorType {
     /// The names of all types, for messages.
     pub(super) const NAMES: &str = "BF16, F16, F32 and F8_E4M3";
+    /// The type's name in safetensors files.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            TensorType::BF16 => "BF16",
+            TensorType::F16 => "F16",
+            TensorType::F32 => "F32",
+            TensorType::F8E4M3 => "F8_E4M3",
+        }
+    }
+
     /// The names of the quantized types, for messages.
-    pub(super) const QUANTIZED: &str = "FP8 (E4M3), AWQ, GPTQ or compressed-tensors";
+    pub(super) const QUANTIZED: &str = "FP8 (E4M3), NVFP4, AWQ, GPTQ or compressed-tensors";
 
     /// The type with this name in safetensors files; `None` if it is not supported.
     pub(super) fn of(dtype: Dtype) -> Option<Self> {
@@ -62,7 +72,7 @@ pub enum Stored {
     Plain(TensorType),
     /// Several elements form a block with common scales.
     Blocks(BlockType),
-    /// Elements are integers in words, and their scales are in other tensors.
+    /// Elements are integers or FP4 numbers in words, and their scales are in other tensors.
     Packed(PackedScheme),
 }
 

@@ -7,7 +7,7 @@ use bursar_kernels::DType;
 use super::checkpoint_source::CheckpointSource;
 use super::error::CheckpointError;
 use super::layout::{INDEX, IndexFile, PYTORCH, PYTORCH_INDEX, SINGLE, every_shard};
-use super::packed::PackedParts;
+use super::packed::{PackedModule, PackedParts};
 use super::pytorch;
 use super::quantization::PackedQuantization;
 use super::random_tensor::RandomTensor;
@@ -108,8 +108,9 @@ impl TensorIndex {
     }
 
     /// The same index, with each packed weight as one tensor `module.weight` in place of its parts.
-    /// A module is packed if the file has packed integers for it. All other tensors are unchanged,
-    /// even if the settings do not exclude their modules.
+    /// The tensor is named `module` if it has the matrices of all experts of a layer. A module is packed
+    /// if the file has packed elements for it. All other tensors are unchanged, even if the settings do
+    /// not exclude their modules.
     ///
     /// # Errors
     /// [`CheckpointError::PackedTensor`], [`CheckpointError::ExcludedPacked`],
@@ -120,25 +121,27 @@ impl TensorIndex {
         if self.drawn.is_some() {
             return Ok(self);
         }
-        let suffix = settings.format().words();
-        let modules = self.names().filter_map(|name| name.strip_suffix(suffix)?.strip_suffix('.'));
-        let modules: Vec<_> = modules.map(str::to_owned).collect();
+        let format = settings.format();
+        let words = format.words();
+        let is_packed = |name: &str| PackedModule::of(name, &self.raw(name)?.kind, format);
+        let modules: Vec<_> = self.names().filter_map(is_packed).collect();
         if modules.is_empty() {
-            return Err(CheckpointError::NoPackedWeights { suffix });
+            return Err(CheckpointError::NoPackedWeights { suffix: words, kind: format.word_type() });
         }
         for module in modules {
-            let Some(scheme) = settings.scheme_of(&module) else {
-                return Err(CheckpointError::ExcludedPacked { module, suffix });
+            let packed = module.tensor(words);
+            let Some(scheme) = settings.scheme_of(&module.name) else {
+                return Err(CheckpointError::ExcludedPacked { packed, module: module.name });
             };
-            let weight = format!("{module}.weight");
-            if self.contains(&weight) {
-                return Err(CheckpointError::PackedTwice { module, suffix });
-            }
             let parts = PackedParts::find(&module, scheme, |name| self.raw(name))?;
             for name in parts.names() {
                 if let Some(Place::Shard(shard)) = self.places.remove(name) {
                     self.parts.insert(name.to_owned(), shard);
                 }
+            }
+            let weight = if parts.has_experts() { module.name.clone() } else { format!("{}.weight", module.name) };
+            if self.contains(&weight) {
+                return Err(CheckpointError::PackedTwice { packed, weight, module: module.name });
             }
             self.places.insert(weight, Place::Packed(Box::new(parts)));
         }
@@ -232,6 +235,13 @@ impl TensorIndex {
     /// Whether the index has a tensor with this name. The parts of a packed weight do not count.
     pub fn contains(&self, name: &str) -> bool {
         self.places.contains_key(name)
+    }
+
+    /// The first scale of the packed weight `name` that is not valid: the name of its tensor, its value,
+    /// and what is expected. `None` if all scales are valid, or the tensor is not packed.
+    pub fn bad_scale(&self, name: &str) -> Option<(String, f32, &'static str)> {
+        let Place::Packed(parts) = self.places.get(name)? else { return None };
+        parts.bad_scale(|name| self.raw(name).expect("the parts were found"))
     }
 
     /// Whether the tensor with this name is a packed weight.

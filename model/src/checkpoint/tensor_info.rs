@@ -89,11 +89,12 @@ pub(crate) enum Change {
 }
 
 impl<'a> TensorInfo<'a> {
-    /// A packed weight with its `shape`. Its elements are read in the type of its scales.
-    pub(crate) fn of_packed(matrix: PackedMatrix<'a>, shape: &'a [usize; 2]) -> Self {
+    /// A packed weight with its `shape`, which may have an axis of experts before the axes of each
+    /// matrix.
+    pub(crate) fn of_packed(matrix: PackedMatrix<'a>, shape: &'a [usize]) -> Self {
         let (stored, bytes, pitch) = (Stored::Packed(matrix.scheme), matrix.words(), 0);
         let (order, change, first, packed) = (Order::Model, Change::Unchanged, [0; 2], Some(matrix));
-        TensorInfo { dtype: matrix.scale_type, stored, shape, bytes, second: &[], order, change, pitch, first, packed }
+        TensorInfo { dtype: matrix.dtype(), stored, shape, bytes, second: &[], order, change, pitch, first, packed }
     }
 
     /// Whether `bytes` are the elements in the type and order of the model.
@@ -111,7 +112,9 @@ impl<'a> TensorInfo<'a> {
     {
         let is_cut = [columns.first, columns.count].iter().any(|at| !at.is_multiple_of(self.stored.elements()));
         if self.order != Order::Model || self.packed.is_some() || is_cut {
-            let first = [self.first[0] + rows.first, self.first[1] + columns.first];
+            // A row of packed experts is a whole matrix.
+            let of_row = self.packed.map_or(1, |packed| packed.shape[0] / rows.whole);
+            let first = [self.first[0] + rows.first * of_row, self.first[1] + columns.first];
             return TensorInfo { shape, first, ..*self };
         }
         let pitch = self.bytes.len() / rows.whole;
@@ -171,11 +174,12 @@ impl<'a> TensorInfo<'a> {
     }
 
     /// The number of rows, and the number of elements of each row. A vector is one row, unless its
-    /// elements are reordered.
+    /// elements are reordered. Packed weights have the rows of all matrices.
     pub fn rows(&self) -> (usize, usize) {
         let rows = self.shape[0];
         match self.shape.len() {
             1 if self.order == Order::Model => (1, rows),
+            3 if self.packed.is_some() => (rows * self.shape[1], self.shape[2]),
             _ => (rows, self.shape[1..].iter().product()),
         }
     }

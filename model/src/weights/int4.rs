@@ -17,9 +17,6 @@ use crate::checkpoint::{
     PackedMatrix, PackedScheme, WeightFormats, quantization::unserved_weight, random_tensor::DEVIATION,
 };
 
-/// Bits of the integers.
-const BITS: usize = 4;
-
 /// The largest magnitude of a rounded integer without its zero point.
 const LARGEST: f32 = 7.0;
 
@@ -161,7 +158,7 @@ impl WeightMap<'_> {
 /// Whether a packed weight may stay packed in memory.
 fn is_packable(scheme: &PackedScheme) -> bool {
     let is_group = |group: usize| int4::GROUPS.contains(&group);
-    scheme.bits == BITS && !scheme.is_reordered && scheme.group.is_none_or(is_group)
+    scheme.is_int4() && !scheme.is_reordered && scheme.group.is_none_or(is_group)
 }
 
 /// Adjacent rows of a weight of 4-bit integers, in the format of the memory.

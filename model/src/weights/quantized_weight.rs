@@ -216,7 +216,7 @@ impl WeightMap<'_> {
                 && self.checkpoint.tensors.is_packed(name)
                 && let Some(packed) = &self.checkpoint.tensor(name)?.packed
             {
-                check_packed_weight(name, packed)?;
+                self.check_packed_weight(name, packed)?;
             }
             if let WeightSource::WeightScales(name, spread) = &copy.source {
                 let found = numbers(&self.checkpoint.tensor(name)?);
@@ -226,17 +226,17 @@ impl WeightMap<'_> {
         }
         Ok(())
     }
-}
 
-/// Refuses a packed weight that has a column whose group does not exist, or a scale that is not
-/// finite.
-fn check_packed_weight(name: &str, packed: &PackedMatrix<'_>) -> Result<(), WeightError> {
-    if let Some((column, group)) = packed.bad_group() {
-        return Err(WeightError::Group { name: name.to_owned(), column, group, groups: packed.groups() });
-    }
-    match packed.scales().find(|scale| !scale.is_finite()) {
-        Some(value) => Err(WeightError::Scale { name: name.to_owned(), value, expected: "a finite number" }),
-        None => Ok(()),
+    /// Refuses a packed weight that has a column whose group does not exist, or a scale that is not
+    /// valid.
+    fn check_packed_weight(&self, name: &str, packed: &PackedMatrix<'_>) -> Result<(), WeightError> {
+        if let Some((column, group)) = packed.bad_group() {
+            return Err(WeightError::Group { name: name.to_owned(), column, group, groups: packed.groups() });
+        }
+        match self.checkpoint.tensors.bad_scale(name) {
+            Some((name, value, expected)) => Err(WeightError::Scale { name, value, expected }),
+            None => Ok(()),
+        }
     }
 }
 

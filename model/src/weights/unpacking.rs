@@ -1,4 +1,4 @@
-//! Reading of a tensor's elements from any storage: quantized blocks, packed integers, other types,
+//! Reading of a tensor's elements from any storage: quantized blocks, packed elements, other types,
 //! rows in a different order.
 
 use rayon::prelude::*;
@@ -112,7 +112,7 @@ fn widen(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {
         Stored::Plain(plain) if plain == found.dtype => out.copy_from_slice(row),
         Stored::Plain(plain) => widen_to_bytes(row, plain.into(), out),
         Stored::Blocks(kind) => widen_blocks_to_bytes(kind, row, out),
-        Stored::Packed(_) => unreachable!("packed integers are dequantized for several rows at a time"),
+        Stored::Packed(_) => unreachable!("packed elements are dequantized for several rows at a time"),
     }
 }
 
@@ -139,7 +139,8 @@ mod tests {
     #[test]
     fn packed_weights_dequantize_bit_exactly() {
         let mut count = 0;
-        for folder in ["awq", "gptq", "gptq_v2", "compressed_tensors"] {
+        let folders = ["awq", "gptq", "gptq_v2", "compressed_tensors", "experts", "nvfp4", "mxfp4", "modelopt"];
+        for folder in folders {
             let index = TensorIndex::recorded(&format!("packed/{folder}"));
             let content = TensorIndex::recorded_values(&format!("packed/{folder}"));
             let recorded = SafeTensors::deserialize(&content).expect("safetensors");
@@ -152,8 +153,17 @@ mod tests {
                     (recorded.shape(), recorded.dtype().to_string())
                 );
                 assert!(unpacked(&found) == recorded.data(), "{folder}: {name} differs");
-                let (&[rows, columns], size) = (found.shape, found.dtype.bytes()) else { panic!("a matrix") };
-                for (first_row, first_column) in [(0, 13), (5, 0), (3, columns - 9), (rows - 1, 33)] {
+                let size = found.dtype.bytes();
+                count += 1;
+                if let &[experts, rows, columns] = found.shape {
+                    let others = RankShard { first: 1, count: experts - 1, whole: experts };
+                    let shape = [others.count, rows, columns];
+                    let part = found.part(others, (rows * columns).into(), &shape);
+                    assert!(unpacked(&part) == recorded.data()[rows * columns * size..], "{folder}: {name} {shape:?}");
+                    continue;
+                }
+                let &[rows, columns] = found.shape else { panic!("a matrix") };
+                for (first_row, first_column) in [(0, 13), (5, 0), (3, columns - 9), (rows - 1, columns / 2 + 1)] {
                     let share =
                         |first: usize, whole: usize| RankShard { first, count: (whole - first).div_ceil(2), whole };
                     let (of_rows, of_columns) = (share(first_row, rows), share(first_column, columns));
@@ -170,10 +180,9 @@ mod tests {
                         "{folder}: {name} {shape:?}"
                     );
                 }
-                count += 1;
             }
         }
-        assert_eq!(count, 21);
+        assert_eq!(count, 34);
     }
 
     /// Recorded blocks as rows of 4 blocks with 256 elements, and the elements of each row.

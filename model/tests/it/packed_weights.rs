@@ -1,4 +1,4 @@
-//! Checkpoints of 4 and 8 bits (AWQ, GPTQ, compressed-tensors): a model replies as one with the
+//! Checkpoints of integers of 4 and 8 bits (AWQ, GPTQ, compressed-tensors): a model replies as one with the
 //! dequantized weights in plain tensors. Settings and files that contradict each other are
 //! refused by name. A unit test of `weights::unpacking` compares dequantized weights with recorded
 //! ones.
@@ -56,7 +56,7 @@ impl Packing {
 }
 
 /// The number that 16 bits of this type hold.
-fn number(bytes: [u8; 2], dtype: &str) -> f32 {
+pub fn number(bytes: [u8; 2], dtype: &str) -> f32 {
     if dtype == "F16" { f16::from_le_bytes(bytes).to_f32() } else { bf16::from_le_bytes(bytes).to_f32() }
 }
 
@@ -65,7 +65,7 @@ fn rounded(number: f32, dtype: &str) -> [u8; 2] {
 }
 
 /// A quantized weight. `integers` are `[rows, columns]`, zero points and scales are `[rows, groups]`.
-struct Quantized {
+pub struct Quantized {
     packing: Packing,
     rows: usize,
     columns: usize,
@@ -78,7 +78,7 @@ struct Quantized {
 
 impl Quantized {
     /// Rounds a weight to the nearest integers of its groups.
-    fn of(packing: Packing, values: &[f32], columns: usize) -> Self {
+    pub fn of(packing: Packing, values: &[f32], columns: usize) -> Self {
         let (rows, largest) = (values.len() / columns, ((1u32 << packing.bits) - 1) as f32);
         let group = packing.group.unwrap_or(columns);
         let order = |column: usize| if packing.is_reordered { column * 5 % columns } else { column };
@@ -111,7 +111,7 @@ impl Quantized {
     }
 
     /// The dequantized weight in the type of the scales.
-    fn values(&self) -> Vec<u8> {
+    pub fn values(&self) -> Vec<u8> {
         let element = |(at, integer): (usize, &u8)| {
             let group = at / self.columns * self.count + self.groups[at % self.columns];
             let whole = f32::from(*integer) - f32::from(self.zero_points[group]);
@@ -121,7 +121,7 @@ impl Quantized {
     }
 
     /// The tensors of the packed weight.
-    fn tensors(&self, module: &str) -> Vec<Stored> {
+    pub fn tensors(&self, module: &str) -> Vec<Stored> {
         let Packing { format, is_symmetric, dtype, .. } = self.packing;
         let Quantized { rows, columns, count, .. } = *self;
         let per_word = 32 / self.packing.bits;
@@ -153,7 +153,7 @@ impl Quantized {
                 tensor("scales", dtype, &[count, rows], scales_by_group),
                 ints("g_idx", &[columns], vec![self.groups.iter().map(|group| *group as u32).collect()]),
             ],
-            PackedFormat::CompressedTensors => {
+            _ => {
                 let shape = [rows, columns].iter().flat_map(|extent| (*extent as u64).to_le_bytes()).collect();
                 let zero_points = ints("weight_zero_point", &[few_rows, count], transposed(&by_group(0)));
                 let mut all = vec![
@@ -184,7 +184,7 @@ fn transposed(lines: &[Vec<u32>]) -> Vec<Vec<u32>> {
 }
 
 /// All tensors of a golden checkpoint.
-fn golden(copy: &Copy) -> Vec<Stored> {
+pub fn golden(copy: &Copy) -> Vec<Stored> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(&copy.0).expect("the copy") {
         let path = entry.expect("an entry").path();
@@ -200,7 +200,7 @@ fn golden(copy: &Copy) -> Vec<Stored> {
 }
 
 /// Writes the tensors as the only file of weights.
-fn with_tensors(copy: Copy, all: Vec<Stored>) -> Copy {
+pub fn with_tensors(copy: Copy, all: Vec<Stored>) -> Copy {
     let (header, data) = laid_out(all);
     let header = header.to_string();
     copy.write(FILE, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat())
@@ -273,7 +273,7 @@ pub fn gptq(module: &str) -> Option<Packing> {
 
 /// Whether some weights have 4-bit integers in memory.
 pub const PACKED: bool = true;
-const WIDENED: bool = false;
+pub const WIDENED: bool = false;
 /// Asserts that a model with packed weights gives the same reply, to the bit, as one with the
 /// dequantized weights. It has fewer bytes if weights stay packed, and otherwise the same bytes.
 pub fn assert_same(folder: &str, method: &str, [packed, plain]: &[Copy; 2], is_packed: bool) {
@@ -457,8 +457,8 @@ fn unsupported_packed_settings_are_refused_by_name() {
         (
             compressed.clone(),
             vec!["format"],
-            json!("nvfp4-pack-quantized"),
-            "format is nvfp4-pack-quantized; supported: fl",
+            json!("mixed-precision"),
+            "format is mixed-precision; supported: float-quantized and pack-, nvfp4-pack- and mxfp4-pack-quantized",
         ),
         (compressed.clone(), weights("num_bits"), json!(2), "weights.num_bits is 2; supported: 4 and 8"),
         (compressed.clone(), weights("type"), json!("float"), "weights.type is float; supported: int"),
@@ -482,7 +482,7 @@ fn unsupported_packed_settings_are_refused_by_name() {
 }
 
 /// Changes a tensor by its name.
-fn changed(copy: Copy, name: &str, change: impl FnOnce(&mut Stored)) -> Copy {
+pub fn changed(copy: Copy, name: &str, change: impl FnOnce(&mut Stored)) -> Copy {
     let mut all = golden(&copy);
     change(all.iter_mut().find(|(found, ..)| found == name).expect("the tensor"));
     with_tensors(copy, all)
@@ -565,7 +565,7 @@ fn tensors_that_do_not_form_a_packed_weight_are_named() {
     assert!(error.to_string().starts_with(&words), "{error}");
     let plain = Copy::of(QWEN2).set(CONFIG, &["quantization_config"], awq_settings());
     let error = Checkpoint::open(CheckpointSource::Folder(plain.0.clone())).expect_err("nothing is packed");
-    assert!(error.to_string().ends_with("no tensor's name ends in .qweight"), "{error}");
+    assert!(error.to_string().ends_with("the name of no I32 tensor ends in .qweight"), "{error}");
 }
 
 #[test]
@@ -584,7 +584,7 @@ fn wrong_shapes_and_group_numbers_are_refused() {
     );
     let [packed, _] = both(QWEN2, &gptq_settings(), gptq);
     let packed = changed(packed, &format!("{OUTPUT}.scales"), |(.., bytes)| bytes[..2].copy_from_slice(&[0, 0x7c]));
-    assert!(packed.error().to_string().contains("o_proj.weight holds the scale inf"));
+    assert!(packed.error().to_string().contains("o_proj.scales holds the scale inf"));
     let [packed, _] = both(QWEN2, &gptq_settings(), gptq);
     let error = packed.set(CONFIG, &["num_attention_heads"], json!(12)).error();
     let words = "q_proj.weight has shape [896, 48], but config.json asks for [768, 48]";

@@ -1,14 +1,18 @@
-"""Weights of 4 and 8 bits as AutoAWQ, AutoGPTQ, GPTQModel and compressed-tensors write them, and their values.
+"""Weights of 4 and 8 bits as AutoAWQ, AutoGPTQ, GPTQModel, compressed-tensors and ModelOpt write them, and their values.
 
 Each folder has `config.json` (only `quantization_config`), `model.safetensors` with the packed weights, and
 `values.safetensors` with the values that the tool computes from them. The values of compressed-tensors are those of the
 package `compressed-tensors` 0.20.1. The values of AWQ and GPTQ come from the formulas of AutoAWQ (`dequantize_gemm`) and
 AutoGPTQ (`QuantLinear.forward`), written here again and compared with a second reader: for AWQ the converter of
-`compressed-tensors`, for GPTQ a loop over single elements."""
+`compressed-tensors`, for GPTQ a loop over single elements. The values of ModelOpt's NVFP4 come from its formula
+(`NVFP4QTensor.dequantize`), written here in numpy."""
 
 import json
 
+import numpy
 import torch
+from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -139,6 +143,110 @@ def record_compressed(folder):
     write(folder, settings | {"config_groups": groups, "ignore": ["lm_head"]}, tensors, values)
 
 
+def record_experts(folder):
+    """The experts of a layer in three tensors, as llm-compressor names them, and as modules."""
+    generator, tensors, values = torch.Generator().manual_seed(4), {}, {}
+    arguments = QuantizationArgs(num_bits=4, symmetric=False, strategy="group", group_size=32)
+    for name, separator, rows, columns in [("gate_up_proj", "_", 48, 64), ("down_proj", ".weight_", 32, 96)]:
+        experts = []
+        for _ in range(3):
+            parts = {
+                "weight": (torch.randn((rows, columns), generator=generator) * 0.05).bfloat16(),
+                "weight_scale": (torch.rand((rows, columns // 32), generator=generator) * 0.02 + 1e-4).bfloat16(),
+                "weight_zero_point": torch.randint(-8, 8, (rows, columns // 32), generator=generator).to(torch.int8),
+            }
+            parts = PackedQuantizationCompressor.compress(parts, QuantizationScheme(targets=["Linear"], weights=arguments))
+            experts.append((parts, decompressed({f"x.{part}": tensor for part, tensor in parts.items()}, "x", arguments)))
+        for part in ["weight_packed", "weight_scale", "weight_zero_point"]:
+            stacked = torch.stack([parts[part] for parts, _ in experts])
+            tensors[f"mlp.experts.{name}{separator}{part.removeprefix('weight_')}"] = stacked.contiguous()
+        values[f"mlp.experts.{name}"] = torch.stack([value for _, value in experts])
+    write(folder, compressed_settings("pack-quantized", arguments), tensors, values)
+
+
+def compressed_settings(form, arguments):
+    groups = {"group_0": {"targets": ["Linear"], "weights": arguments.model_dump(mode="json"), "input_activations": None}}
+    settings = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
+    return settings | {"config_groups": groups, "ignore": ["lm_head"]}
+
+
+def random_fp4(generator, shape, group):
+    """Bytes with every pair of numbers, and for NVFP4 scales with every exponent, or else powers of two."""
+    *outer, columns = shape
+    packed = torch.randint(0, 256, (*outer, columns // 2), generator=generator).to(torch.uint8)
+    if group == 16:
+        codes = torch.randint(0, 0x7F, (*outer, columns // 16), generator=generator).to(torch.uint8)
+        return packed, codes.view(torch.float8_e4m3fn)
+    exponents = torch.randint(96, 140, (*outer, columns // 32), generator=generator).to(torch.uint8)
+    exponents.view(-1)[:4] = torch.tensor([0, 1, 253, 254])  # elements that are subnormal, or infinite
+    return packed, exponents
+
+
+def decompressed_fp4(compressor, arguments, parts):
+    return compressor.decompress(dict(parts), QuantizationScheme(targets=["Linear"], weights=arguments))["weight"]
+
+
+def record_nvfp4(folder):
+    generator, tensors, values = torch.Generator().manual_seed(5), {}, {}
+    arguments = QuantizationArgs(
+        num_bits=4, type="float", strategy="tensor_group", symmetric=True, group_size=16, scale_dtype="torch.float8_e4m3fn"
+    )
+    weight = (torch.randn((21, 96), generator=generator) * 0.05).bfloat16()
+    factor = (448 * 6 / weight.abs().max().float()).reshape(1)
+    largest = weight.float().unflatten(-1, (-1, 16)).abs().amax(-1)
+    scale = (factor * largest / 6).to(torch.float8_e4m3fn)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    parts = {"weight": weight, "weight_scale": scale.float(), "weight_global_scale": factor}
+    all_parts = {"rounded": NVFP4PackedCompressor.compress(parts, scheme)}
+    for name, shape, factor in [("random", (24, 112), 12345.6), ("small", (17, 48), 2e-36), ("large", (9, 32), 2e38)]:
+        packed, scale = random_fp4(generator, shape, 16)
+        all_parts[name] = {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": torch.tensor([factor])}
+    for name, parts in all_parts.items():
+        tensors |= {f"{name}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+        tensors[f"{name}.input_global_scale"] = torch.tensor([100.0])
+        values[f"{name}.weight"] = decompressed_fp4(NVFP4PackedCompressor, arguments, parts)
+    packed, scale = random_fp4(generator, (3, 16, 64), 16)
+    factors = torch.tensor([1000.0, 777.7, 3.3])
+    tensors |= {f"experts.down_proj_{part}": tensor for part, tensor in [("packed", packed), ("scale", scale), ("global_scale", factors)]}
+    experts = [
+        {"weight_packed": packed[at], "weight_scale": scale[at], "weight_global_scale": factors[at : at + 1]} for at in range(3)
+    ]
+    values["experts.down_proj"] = torch.stack([decompressed_fp4(NVFP4PackedCompressor, arguments, parts) for parts in experts])
+    write(folder, compressed_settings("nvfp4-pack-quantized", arguments), tensors, values)
+
+
+def record_mxfp4(folder):
+    generator, tensors, values = torch.Generator().manual_seed(6), {}, {}
+    arguments = QuantizationArgs(
+        num_bits=4, type="float", strategy="group", symmetric=True, group_size=32, scale_dtype="torch.uint8"
+    )
+    for name, shape in [("random", (24, 96)), ("narrow", (70, 32))]:
+        packed, scale = random_fp4(generator, shape, 32)
+        parts = {"weight_packed": packed, "weight_scale": scale}
+        tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+        values[f"{name}.weight"] = decompressed_fp4(MXFP4PackedCompressor, arguments, parts)
+    write(folder, compressed_settings("mxfp4-pack-quantized", arguments), tensors, values)
+
+
+def record_modelopt(folder):
+    generator, tensors, values = torch.Generator().manual_seed(7), {}, {}
+    # Unlike compressed-tensors, ModelOpt reads code 8 as 0 without a sign.
+    numbers = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], numpy.float32)
+    for name, shape, factor in [("random", (24, 96), 8.1e-5), ("small", (9, 32), 3e-38), ("experts.0.up_proj", (16, 48), 0.37)]:
+        packed, scale = random_fp4(generator, shape, 16)
+        parts = {"weight": packed, "weight_scale": scale, "weight_scale_2": torch.tensor(factor), "input_scale": torch.tensor(0.1)}
+        tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+        codes = numpy.stack([packed.numpy() & 15, packed.numpy() >> 4], axis=-1).reshape(shape)
+        scales = scale.float().numpy() * numpy.float32(factor)
+        value = numbers[codes] * numpy.repeat(scales, 16, axis=-1)
+        values[f"{name}.weight"] = torch.from_numpy(value).bfloat16()
+    tensors["lm_head.weight"] = values["lm_head.weight"] = torch.randn((8, 16), generator=generator).bfloat16()
+    settings = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+    group = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    groups = {"group_0": {"weights": group, "input_activations": group, "targets": ["Linear"]}}
+    write(folder, settings | {"config_groups": groups}, tensors, values)
+
+
 def write(folder, settings, tensors, values):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"quantization_config": settings}, indent=1) + "\n")
@@ -152,3 +260,7 @@ def record(root, _):
     record_gptq(folder / "gptq", 1)
     record_gptq(folder / "gptq_v2", 2)
     record_compressed(folder / "compressed_tensors")
+    record_experts(folder / "experts")
+    record_nvfp4(folder / "nvfp4")
+    record_mxfp4(folder / "mxfp4")
+    record_modelopt(folder / "modelopt")

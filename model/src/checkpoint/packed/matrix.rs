@@ -1,24 +1,27 @@
-//! Pure: reads the integers, scales and zero points of a packed weight.
+//! Pure: reads the elements, scales and zero points of a packed weight.
 
 use std::ops::Range;
 
-use half::{bf16, f16};
+use bursar_kernels::E4m3;
 
+use super::scale::ScaleType;
 use super::scheme::{PackedFormat, PackedScheme};
 use crate::checkpoint::stored::TensorType;
 
 /// A packed weight `[rows, columns]` (output and input features), as stored in the file. The lengths
-/// of all parts have been checked. The values of `groups` have not: see
-/// [`bad_group`](Self::bad_group).
+/// of all parts have been checked. The values of `groups` and scales have not: see
+/// [`bad_group`](Self::bad_group) and [`TensorIndex::bad_scale`](crate::checkpoint::TensorIndex::bad_scale).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PackedMatrix<'a> {
     pub scheme: PackedScheme,
     pub shape: [usize; 2],
     /// Little-endian words of 32 bits.
     pub(super) words: &'a [u8],
-    /// The type of the scales, in which elements are computed.
-    pub scale_type: TensorType,
+    pub(super) scale_type: ScaleType,
     pub(super) scales: &'a [u8],
+    /// Little-endian f32 that divide or multiply the scales: one, or one for each of several matrices
+    /// with the same number of rows.
+    pub(super) factors: Option<&'a [u8]>,
     /// Little-endian words of 32 bits.
     pub(super) zero_points: Option<&'a [u8]>,
     /// The group of each column, i32.
@@ -26,9 +29,14 @@ pub struct PackedMatrix<'a> {
 }
 
 impl<'a> PackedMatrix<'a> {
-    /// The words of the packed integers, as in the file.
+    /// The words of the packed elements, as in the file.
     pub fn words(&self) -> &'a [u8] {
         self.words
+    }
+
+    /// The type in which elements are read.
+    pub fn dtype(&self) -> TensorType {
+        self.scale_type.elements()
     }
 
     /// Number of groups of a row.
@@ -70,17 +78,35 @@ impl<'a> PackedMatrix<'a> {
 
     /// The scale of a row's group.
     pub fn scale(&self, row: usize, group: usize) -> f32 {
-        let at = match self.scheme.format {
-            PackedFormat::CompressedTensors => row * self.groups() + group,
-            _ => group * self.shape[0] + row,
-        };
-        let size = self.scale_type.bytes();
-        number(&self.scales[at * size..][..size], self.scale_type)
+        let at = if self.scheme.format.is_by_row() { row * self.groups() + group } else { group * self.shape[0] + row };
+        let stored = self.scale_type.scale(self.scales, at);
+        self.factors.map_or(stored, |factors| {
+            let factors = factors.as_chunks().0;
+            self.scaled(stored, f32::from_le_bytes(factors[row * factors.len() / self.shape[0]]))
+        })
     }
 
-    /// All scales, in the order of the file.
-    pub fn scales(&self) -> impl Iterator<Item = f32> {
-        self.scales.chunks_exact(self.scale_type.bytes()).map(|bytes| number(bytes, self.scale_type))
+    /// A stored scale with a factor. Both are f32, as in compressed-tensors (`_dequantize`) and ModelOpt
+    /// (`NVFP4QTensor.dequantize`).
+    fn scaled(&self, stored: f32, factor: f32) -> f32 {
+        if self.scheme.format == PackedFormat::ModelOptNvfp4 { stored * factor } else { stored / factor }
+    }
+
+    /// The first scale that is not valid.
+    pub(super) fn bad_scale(&self) -> Option<BadScale> {
+        let is_bad =
+            |factor: &f32| !(*factor > 0.0 && factor.is_finite() && self.scaled(E4m3::MAX, *factor).is_finite());
+        let factors = self.factors.into_iter().flat_map(|factors| factors.as_chunks().0);
+        if let Some(value) = factors.map(|bytes| f32::from_le_bytes(*bytes)).find(is_bad) {
+            return Some(BadScale { is_factor: true, value, expected: "a finite number above 0" });
+        }
+        let value = self.scale_type.scale(self.scales, self.scale_type.first_bad(self.scales)?);
+        let is_fp4 = self.scheme.format.is_fp4();
+        Some(BadScale {
+            is_factor: false,
+            value,
+            expected: if is_fp4 { "a finite number without a sign" } else { "a finite number" },
+        })
     }
 
     /// The zero point of a row's group. It is relative to the unsigned integers that
@@ -89,7 +115,7 @@ impl<'a> PackedMatrix<'a> {
         let Some(words) = self.zero_points else { return self.scheme.default_zero_point() };
         let (rows, per_word) = (self.shape[0], self.scheme.per_word());
         let at = match self.scheme.format {
-            PackedFormat::CompressedTensors => row / per_word * self.groups() + group,
+            format if format.is_by_row() => row / per_word * self.groups() + group,
             _ => group * rows.div_ceil(per_word) + row / per_word,
         };
         let stored = word(words, at) >> self.scheme.shift(row % per_word) & self.scheme.mask();
@@ -99,7 +125,8 @@ impl<'a> PackedMatrix<'a> {
         ((stored + added) & self.scheme.mask()) as i32
     }
 
-    /// Writes the unsigned integers of a part of the weight to `out`, row by row.
+    /// Writes the unsigned integers of a part of the weight, or the codes of its FP4 numbers, to `out`,
+    /// row by row.
     ///
     /// # Panics
     /// If `out` does not have one byte for each element of the part.
@@ -125,7 +152,7 @@ impl<'a> PackedMatrix<'a> {
             let skipped = self.scheme.bits * (of_word.start - packed * per_word);
             for (below, row) in rows.clone().enumerate() {
                 let at = match self.scheme.format {
-                    PackedFormat::CompressedTensors => row * pitch + packed,
+                    format if format.is_by_row() => row * pitch + packed,
                     _ => packed * all_rows + row,
                 };
                 let mut word = word(self.words, at) >> skipped;
@@ -146,13 +173,13 @@ fn words_of(range: &Range<usize>, per_word: usize) -> impl Iterator<Item = (usiz
     (start / per_word..end.div_ceil(per_word)).map(of_word)
 }
 
-/// The number that these little-endian bytes hold.
-fn number(bytes: &[u8], dtype: TensorType) -> f32 {
-    match *bytes {
-        [low, high] if dtype == TensorType::BF16 => bf16::from_le_bytes([low, high]).to_f32(),
-        [low, high] => f16::from_le_bytes([low, high]).to_f32(),
-        _ => f32::from_le_bytes(bytes.try_into().expect("scales have two or four bytes")),
-    }
+/// A scale that is not valid.
+pub(super) struct BadScale {
+    /// Whether it is the f32 that divides or multiplies other scales.
+    pub is_factor: bool,
+    pub value: f32,
+    /// The requirement, in words.
+    pub expected: &'static str,
 }
 
 /// Word number `at`.
@@ -170,13 +197,14 @@ mod tests {
         let stored = 0xf0e7_871f_u32.to_le_bytes();
         let zero_points = |format| {
             let scheme = PackedScheme { format, bits: 4, group: None, has_zero_points: true, is_reordered: false };
-            let (words, scale_type) = (&[][..], TensorType::F16);
+            let (words, scale_type, factors) = (&[][..], ScaleType::F16, None);
             let weight = PackedMatrix {
                 scheme,
                 shape: [8, 8],
                 words,
                 scale_type,
                 scales: &[],
+                factors,
                 zero_points: Some(&stored),
                 groups: None,
             };

@@ -1,49 +1,25 @@
 //! The tensors of a module with a packed weight: their names, and the check of their shapes.
 
-use super::{PackedFormat, PackedMatrix, PackedScheme};
-use crate::checkpoint::{error::CheckpointError, shard::RawTensor, stored::TensorType};
-
-/// Suffixes of the names of a module's tensors.
-struct Suffixes {
-    words: &'static str,
-    scales: &'static str,
-    zero_points: &'static str,
-    groups: &'static str,
-    /// The tensor with the shape of the weight.
-    shape: Option<&'static str>,
-}
-
-impl PackedFormat {
-    fn suffixes(self) -> Suffixes {
-        let shape = (self == PackedFormat::CompressedTensors).then_some("weight_shape");
-        match shape {
-            None => Suffixes { words: "qweight", scales: "scales", zero_points: "qzeros", groups: "g_idx", shape },
-            Some(_) => Suffixes {
-                words: self.words(),
-                scales: "weight_scale",
-                zero_points: "weight_zero_point",
-                groups: "weight_g_idx",
-                shape,
-            },
-        }
-    }
-
-    /// The suffix of the name of the tensor with packed integers.
-    pub(in crate::checkpoint) fn words(self) -> &'static str {
-        if self == PackedFormat::CompressedTensors { "weight_packed" } else { "qweight" }
-    }
-}
+use super::axes::Axes;
+use super::matrix::PackedMatrix;
+use super::names::PackedModule;
+use super::scale::ScaleType;
+use super::scheme::PackedScheme;
+use crate::checkpoint::{error::CheckpointError, shard::RawTensor};
 
 /// The names of the tensors of a packed weight, and its scheme and shape.
 #[derive(Clone, Debug)]
 pub(in crate::checkpoint) struct PackedParts {
     scheme: PackedScheme,
-    pub shape: [usize; 2],
+    /// Rows and columns, or the number of experts, and rows and columns of each.
+    pub shape: Vec<usize>,
     words: String,
     scales: String,
+    factors: Option<String>,
     zero_points: Option<String>,
     groups: Option<String>,
-    shape_tensor: Option<String>,
+    /// Parts that are not needed to read elements.
+    others: Vec<String>,
 }
 
 impl PackedParts {
@@ -54,95 +30,113 @@ impl PackedParts {
     /// # Errors
     /// [`CheckpointError::MissingPart`] and [`CheckpointError::PackedTensor`].
     pub fn find<'a>(
-        module: &str,
+        module: &PackedModule,
         scheme: PackedScheme,
         raw: impl Fn(&str) -> Option<RawTensor<'a>>,
     ) -> Result<Self, CheckpointError> {
         let suffixes = scheme.format.suffixes();
-        let name = |suffix: &str| format!("{module}.{suffix}");
         let optional = |name: String| raw(&name).map(|found| (name, found));
-        let required = |name: String| optional(name.clone()).ok_or(CheckpointError::MissingPart { tensor: name });
-        let words = required(name(suffixes.words))?;
-        let scales = required(name(suffixes.scales))?;
-        let zero_points = scheme.has_zero_points.then(|| required(name(suffixes.zero_points))).transpose()?;
-        let groups = name(suffixes.groups);
-        let groups = if scheme.is_reordered { Some(required(groups)?) } else { optional(groups) };
-        let stored_shape = suffixes.shape.map(|suffix| required(name(suffix))).transpose()?;
+        let required = |suffix: &str| {
+            let name = module.tensor(suffix);
+            optional(name.clone()).ok_or(CheckpointError::MissingPart { tensor: name })
+        };
+        let words = required(suffixes.words)?;
+        let scales = required(suffixes.scales)?;
+        let zero_points = scheme.has_zero_points.then(|| required(suffixes.zero_points)).transpose()?;
+        let groups = if scheme.is_reordered {
+            Some(required(suffixes.groups)?)
+        } else {
+            optional(module.tensor(suffixes.groups))
+        };
+        let factors = suffixes.factors.map(required).transpose()?;
+        let shape_tensor = suffixes.shape.map(|suffix| module.tensor(suffix));
+        let unused = suffixes.unused.and_then(|suffix| optional(module.tensor(suffix)));
 
-        let [first, second] = extents(&words)?;
-        let per_word = scheme.per_word();
-        let shape = match (&scheme.format, &stored_shape) {
-            (PackedFormat::Awq, _) => [second * per_word, first],
-            (_, Some(stored)) => read_shape(stored)?,
-            // The number of columns need not be a multiple of the integers of a word.
-            (_, None) => [second, groups.as_ref().map_or(first * per_word, |(_, groups)| elements(groups))],
+        let axes = axes(&words, scheme, module.is_flat)?;
+        let stored_shape = match (shape_tensor, axes.experts) {
+            (Some(name), None) => Some(optional(name.clone()).ok_or(CheckpointError::MissingPart { tensor: name })?),
+            // Tools do not agree on the shape of several matrices, and the other parts imply it.
+            (Some(name), Some(_)) => optional(name),
+            (None, _) => None,
         };
-        let [rows, columns] = shape;
-        let (packed_rows, packed_columns) = (rows.div_ceil(per_word), columns.div_ceil(per_word));
-        let count = scheme.groups(columns);
-        let (of_words, of_scales, of_zero_points) = match scheme.format {
-            PackedFormat::Awq => ([columns, packed_rows], [count, rows], [count, packed_rows]),
-            PackedFormat::Gptq | PackedFormat::GptqV2 => ([packed_columns, rows], [count, rows], [count, packed_rows]),
-            PackedFormat::CompressedTensors => ([rows, packed_columns], [rows, count], [packed_rows, count]),
+        let of_groups = groups.as_ref().map(|(_, groups)| groups.shape.iter().product());
+        let [rows, columns] = match &stored_shape {
+            Some(stored) if axes.experts.is_none() => read_shape(stored)?,
+            _ => axes.matrix(scheme, of_groups),
         };
-        check(&words, "I32", &of_words)?;
+        let shapes = axes.parts(scheme, [rows, columns]);
+        check(&words, scheme.format.word_type(), &shapes.words)?;
         let kind = scales.1.kind.clone();
-        let is_number = scale_type(&kind).is_some();
-        check(&scales, if is_number { &kind } else { "F16, BF16 or F32" }, &of_scales)?;
-        zero_points.iter().try_for_each(|found| check(found, "I32", &of_zero_points))?;
+        let is_known = ScaleType::of(scheme.format, &kind).is_some();
+        check(&scales, if is_known { &kind } else { ScaleType::names(scheme.format) }, &shapes.scales)?;
+        zero_points.iter().try_for_each(|found| check(found, "I32", &shapes.zero_points))?;
         groups.iter().try_for_each(|found| check(found, "I32", &[columns]))?;
+        factors.iter().try_for_each(|found| check(found, "F32", &[axes.experts.unwrap_or(1)]))?;
+        if let (Some(_), Some(zero_points), false) =
+            (axes.experts, &zero_points, rows.is_multiple_of(scheme.per_word()))
+        {
+            return Err(wrong(&zero_points.0, &zero_points.1, "experts whose rows fill whole words of zero points"));
+        }
         let named = |part: Option<(String, RawTensor<'_>)>| part.map(|(name, _)| name);
         Ok(PackedParts {
             scheme,
-            shape,
+            shape: axes.experts.into_iter().chain([rows, columns]).collect(),
             words: words.0,
             scales: scales.0,
+            factors: named(factors),
             zero_points: named(zero_points),
             groups: named(groups),
-            shape_tensor: named(stored_shape),
+            others: named(stored_shape).into_iter().chain(named(unused)).collect(),
         })
+    }
+
+    /// Whether the weight has the matrices of all experts of a layer.
+    pub fn has_experts(&self) -> bool {
+        self.shape.len() == 3
     }
 
     /// The names of all parts.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let others = [&self.zero_points, &self.groups, &self.shape_tensor];
-        [&self.words, &self.scales].into_iter().chain(others.into_iter().flatten()).map(String::as_str)
+        let optional = [&self.factors, &self.zero_points, &self.groups].into_iter().flatten();
+        [&self.words, &self.scales].into_iter().chain(optional).chain(&self.others).map(String::as_str)
     }
 
-    /// The weight, from the tensors that `raw` returns.
+    /// The weight, from the tensors that `raw` returns. The rows of all experts form one matrix.
     pub fn matrix<'a>(&self, raw: impl Fn(&str) -> RawTensor<'a>) -> PackedMatrix<'a> {
-        let scales = raw(&self.scales);
+        let (scales, [outer @ .., columns]) = (raw(&self.scales), &*self.shape) else {
+            unreachable!("a packed weight has columns")
+        };
+        let scale_type = ScaleType::of(self.scheme.format, &scales.kind);
         PackedMatrix {
             scheme: self.scheme,
-            shape: self.shape,
+            shape: [outer.iter().product(), *columns],
             words: raw(&self.words).bytes,
-            scale_type: scale_type(&scales.kind).expect("the type of the scales was checked"),
+            scale_type: scale_type.expect("the type of the scales was checked"),
             scales: scales.bytes,
+            factors: self.factors.as_ref().map(|name| raw(name).bytes),
             zero_points: self.zero_points.as_ref().map(|name| raw(name).bytes),
             groups: self.groups.as_ref().map(|name| raw(name).bytes),
         }
     }
-}
 
-/// The type of scales with this name; `None` if scales cannot have it.
-fn scale_type(kind: &str) -> Option<TensorType> {
-    match kind {
-        "F16" => Some(TensorType::F16),
-        "BF16" => Some(TensorType::BF16),
-        "F32" => Some(TensorType::F32),
-        _ => None,
+    /// The first scale that is not valid: the name of its tensor, its value, and what is expected.
+    pub fn bad_scale<'a>(&self, raw: impl Fn(&str) -> RawTensor<'a>) -> Option<(String, f32, &'static str)> {
+        let bad = self.matrix(raw).bad_scale()?;
+        let factors = self.factors.as_ref().filter(|_| bad.is_factor);
+        Some((factors.unwrap_or(&self.scales).clone(), bad.value, bad.expected))
     }
 }
 
-fn elements(tensor: &RawTensor<'_>) -> usize {
-    tensor.shape.iter().product()
-}
-
-/// The extents of a matrix that is not empty.
-fn extents((name, found): &(String, RawTensor<'_>)) -> Result<[usize; 2], CheckpointError> {
-    match *found.shape {
-        [first, second] if first * second > 0 => Ok([first, second]),
-        _ => Err(wrong(name, found, "I32 with two axes")),
+/// The axes of the packed elements. Names without a module are those of experts.
+fn axes(
+    (name, found): &(String, RawTensor<'_>),
+    scheme: PackedScheme,
+    is_of_experts: bool,
+) -> Result<Axes, CheckpointError> {
+    match Axes::of(found.shape, scheme) {
+        Some(axes) if axes.experts.is_some() || !is_of_experts => Ok(axes),
+        Some(_) => Err(wrong(name, found, "three axes, the first one for experts")),
+        None => Err(wrong(name, found, Axes::expected(scheme))),
     }
 }
 

@@ -1,14 +1,20 @@
-//! Pure: the scheme of a weight of packed integers.
+//! Pure: the scheme of a weight of packed integers or FP4 numbers.
 
 use std::fmt;
 
-/// Bits of a word of packed integers.
+/// Bits of a word of packed elements.
 const WORD_BITS: usize = 32;
 
-/// A file format of packed weights: the order of integers in a word, and the layout of scales and
-/// zero points.
+/// The numbers that the codes of FP4 stand for: one sign bit, two bits of exponent and one of mantissa
+/// (E2M1 of the Open Compute Project's Microscaling Formats 1.0). `zero` is the number of code 8.
+const fn e2m1(zero: f32) -> [f32; 16] {
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, zero, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+}
+
+/// A file format of packed weights: the kind of elements, their order in a word, and the layout of
+/// scales and zero points.
 ///
-/// A word has `32 / bits` integers. `K` is the number of columns (input features), `N` is the number
+/// A word has `32 / bits` elements. `K` is the number of columns (input features), `N` is the number
 /// of rows (output features) and `G` is the number of groups of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PackedFormat {
@@ -24,13 +30,54 @@ pub enum PackedFormat {
     /// points `[N / 8, G]` along the rows, scales `[N, G]`. Integers and zero points are signed, and
     /// both are stored with the same offset.
     CompressedTensors,
+    /// The format `nvfp4-pack-quantized` of compressed-tensors: FP4 numbers as bytes `[N, K / 2]`
+    /// along the columns, scales `[N, G]` in E4M3, and one f32 that divides the scales.
+    Nvfp4,
+    /// ModelOpt's `NVFP4`: like [`Nvfp4`](Self::Nvfp4), but the f32 multiplies the scales.
+    ModelOptNvfp4,
+    /// The format `mxfp4-pack-quantized` of compressed-tensors: FP4 numbers as bytes `[N, K / 2]` along
+    /// the columns, and scales `[N, G]` that are powers of two (E8M0).
+    Mxfp4,
 }
 
-/// The scheme of a weight of packed integers: element = (integer - zero point) * scale.
+impl PackedFormat {
+    /// Number of adjacent FP4 numbers that share a scale; `None` if the elements are integers.
+    pub fn fp4_group(self) -> Option<usize> {
+        match self {
+            PackedFormat::Nvfp4 | PackedFormat::ModelOptNvfp4 => Some(16),
+            PackedFormat::Mxfp4 => Some(32),
+            _ => None,
+        }
+    }
+
+    /// The number of each code; `None` if the elements are integers.
+    pub fn fp4_numbers(self) -> Option<&'static [f32; 16]> {
+        const NUMBERS: [f32; 16] = e2m1(-0.0);
+        // ModelOpt reads code 8 as 0 without a sign (`e2m1_values` in its `nvfp4_tensor.py`).
+        const OF_MODELOPT: [f32; 16] = e2m1(0.0);
+        match self {
+            PackedFormat::Nvfp4 | PackedFormat::Mxfp4 => Some(&NUMBERS),
+            PackedFormat::ModelOptNvfp4 => Some(&OF_MODELOPT),
+            _ => None,
+        }
+    }
+
+    /// Whether elements are FP4 numbers instead of integers.
+    pub fn is_fp4(self) -> bool {
+        self.fp4_group().is_some()
+    }
+
+    /// Whether the words and the scales of a row are adjacent.
+    pub(super) fn is_by_row(self) -> bool {
+        self == PackedFormat::CompressedTensors || self.is_fp4()
+    }
+}
+
+/// The scheme of a packed weight: element = (integer - zero point) * scale, or FP4 number * scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PackedScheme {
     pub format: PackedFormat,
-    /// Bits of an integer: 4 or 8.
+    /// Bits of an element: 4 or 8.
     pub bits: usize,
     /// Number of columns that share a scale; `None` if all columns of a row do.
     pub group: Option<usize>,
@@ -42,7 +89,17 @@ pub struct PackedScheme {
 }
 
 impl PackedScheme {
-    /// Integers of a word.
+    /// The scheme of a format of FP4 numbers, which has no other settings.
+    pub fn fp4(format: PackedFormat) -> Self {
+        PackedScheme { format, bits: 4, group: format.fp4_group(), has_zero_points: false, is_reordered: false }
+    }
+
+    /// Whether elements are integers of 4 bits.
+    pub fn is_int4(&self) -> bool {
+        self.bits == 4 && !self.format.is_fp4()
+    }
+
+    /// Elements of a word.
     pub fn per_word(&self) -> usize {
         WORD_BITS / self.bits
     }
@@ -52,18 +109,19 @@ impl PackedScheme {
         self.group.map_or(1, |group| columns.div_ceil(group))
     }
 
-    /// The zero point of a file without zero points.
+    /// The zero point of a file without zero points. FP4 numbers have no zero point, and the result is
+    /// not used.
     pub fn default_zero_point(&self) -> i32 {
         1 << (self.bits - 1)
     }
 
-    /// Bits from the start of a word to its integer number `at`.
+    /// Bits from the start of a word to its element number `at`.
     pub(super) fn shift(&self, at: usize) -> usize {
         const AWQ: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
         self.bits * if self.format == PackedFormat::Awq { AWQ[at] } else { at }
     }
 
-    /// The largest integer, which is also the mask of an integer.
+    /// The largest integer, which is also the mask of an element.
     pub(super) fn mask(&self) -> u32 {
         (1 << self.bits) - 1
     }
@@ -71,9 +129,14 @@ impl PackedScheme {
 
 impl fmt::Display for PackedScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.format.is_fp4() {
+            f.write_str("FP4")?;
+        } else {
+            write!(f, "{}-bit integers", self.bits)?;
+        }
         match self.group {
-            Some(group) => write!(f, "{}-bit integers, one scale per {group} input features", self.bits),
-            None => write!(f, "{}-bit integers, one scale per output feature", self.bits),
+            Some(group) => write!(f, ", one scale per {group} input features"),
+            None => f.write_str(", one scale per output feature"),
         }
     }
 }

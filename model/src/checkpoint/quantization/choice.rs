@@ -26,9 +26,9 @@ pub enum WeightQuantization {
     Awq,
     /// The checkpoint's own format, written by AutoGPTQ or GPTQModel.
     Gptq,
-    /// The checkpoint's own format, FP8 or packed integers, written by compressed-tensors.
+    /// The checkpoint's own format, FP8, FP4 or packed integers, written by compressed-tensors.
     CompressedTensors,
-    /// The checkpoint's own FP8 format, written by ModelOpt.
+    /// The checkpoint's own FP8 or FP4 format, written by ModelOpt.
     ModelOpt,
 }
 
@@ -86,20 +86,15 @@ impl WeightQuantization {
     }
 
     /// Whether this choice agrees with the format that a checkpoint has. `scheme` is `None` for
-    /// packed integers, which have `bits` bits.
-    pub(super) fn names(
-        self,
-        method: QuantizationMethod,
-        scheme: Option<QuantizationScheme>,
-        bits: Option<usize>,
-    ) -> bool {
+    /// packed weights, and `is_int4` is `true` if these are 4-bit integers.
+    pub(super) fn names(self, method: QuantizationMethod, scheme: Option<QuantizationScheme>, is_int4: bool) -> bool {
         match self {
             WeightQuantization::Fp8 => scheme.is_some(),
             WeightQuantization::Awq => method == QuantizationMethod::Awq,
             WeightQuantization::Gptq => method == QuantizationMethod::Gptq,
             WeightQuantization::CompressedTensors => method == QuantizationMethod::CompressedTensors,
             WeightQuantization::ModelOpt => method == QuantizationMethod::ModelOpt,
-            WeightQuantization::Int4 => scheme.is_none() && bits == Some(4),
+            WeightQuantization::Int4 => is_int4,
             _ => scheme.is_some() && self.scheme() == scheme,
         }
     }

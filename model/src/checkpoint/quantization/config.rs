@@ -1,6 +1,7 @@
 //! `quantization_config` of `config.json`, and `hf_quant_config.json`: the FP8 formats of
 //! transformers, compressed-tensors and ModelOpt. Unknown settings are refused by name.
-//! [`packed_config`](super::packed_config) reads the settings of packed integers.
+//! [`packed_config`](super::packed_config) reads the settings of packed integers, and
+//! [`fp4_config`](super::fp4_config) those of FP4.
 
 use bursar_kernels::{Quantization, QuantizationScheme, ScaledBy};
 use serde_json::{Map, Value, json};
@@ -9,7 +10,8 @@ use super::choice::QuantizationMethod;
 use super::error::QuantizationError;
 use super::fields::Fields;
 use super::formats::{StoredFormat, StoredQuantization};
-use super::packed_config::{PACK_QUANTIZED, awq, gptq, pack_quantized};
+use super::fp4_config::{is_modelopt_nvfp4, modelopt_nvfp4};
+use super::packed_config::{COMPRESSED_NAMES, awq, compressed_packed, gptq};
 
 const CONFIG: &str = "config.json";
 /// The key of `config.json` that has the quantization settings.
@@ -42,29 +44,28 @@ pub(crate) fn stored_formats(
         let own = Fields::part(part.file, &part.place, part.fields, MODELOPT_PART)?;
         return match (part.text("quant_method"), own) {
             // The object has the layout of ModelOpt's separate file.
-            (Some("modelopt") | None, Some(own)) => {
+            (Some("modelopt" | "modelopt_fp4") | None, Some(own)) => {
                 part.refuse_unknown_keys(&["quant_method", "producer", MODELOPT_PART])?;
-                scaled(tensor(&own))
+                modelopt_format(&own).map(Some)
             }
             (Some("fp8"), _) => scaled(block(&part)),
             (Some("awq"), _) => packed(awq(&part)),
             (Some("gptq"), _) => packed(gptq(&part)),
             (Some("compressed-tensors"), _) => {
                 check_compressed(&part)?;
-                if part.text("format") == Some(PACK_QUANTIZED) {
-                    packed(pack_quantized(&part))
-                } else {
-                    scaled(compressed(&part))
+                match compressed_packed(&part)? {
+                    Some(stored) => packed(Ok(stored)),
+                    None => scaled(compressed(&part)),
                 }
             }
-            (Some("modelopt"), None) => scaled(tensor(&part)),
+            (Some("modelopt" | "modelopt_fp4"), None) => modelopt_format(&part).map(Some),
             _ => Err(part.refused("quant_method", "fp8, compressed-tensors, modelopt, awq and gptq")),
         };
     }
     let Some(modelopt) = modelopt.and_then(Value::as_object) else { return Ok(None) };
     match Fields::part(MODELOPT, "", modelopt, MODELOPT_PART)? {
         Some(part) if part.fields.get("quant_algo").is_some_and(|algorithm| !algorithm.is_null()) => {
-            scaled(tensor(&part))
+            modelopt_format(&part).map(Some)
         }
         _ => Ok(None),
     }
@@ -93,7 +94,8 @@ fn block(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
 /// Checks the settings of compressed-tensors that all its formats have.
 fn check_compressed(part: &Fields<'_>) -> Result<(), QuantizationError> {
     let [format, early] = FLOAT_QUANTIZED.map(Value::from);
-    part.require_one_of("format", &[format, early, json!(PACK_QUANTIZED)], "float-quantized and pack-quantized")?;
+    let formats: Vec<_> = [format, early].into_iter().chain(COMPRESSED_NAMES.map(Value::from)).collect();
+    part.require_one_of("format", &formats, "float-quantized and pack-, nvfp4-pack- and mxfp4-pack-quantized")?;
     part.require_one_of("quantization_status", &[json!("compressed"), json!("frozen"), Value::Null], "compressed")?;
     part.refuse_unknown_keys(&[
         "quant_method",
@@ -184,15 +186,25 @@ fn check_cache_scheme(
     scheme.refuse_unknown_keys(&["num_bits", "type", "symmetric", "dynamic", "strategy", "observer", "observer_kwargs"])
 }
 
-/// Reads the FP8 format of ModelOpt, as in NVIDIA's releases.
+/// Reads a format of ModelOpt, as in NVIDIA's releases.
+fn modelopt_format(part: &Fields<'_>) -> Result<StoredFormat, QuantizationError> {
+    let stored = if is_modelopt_nvfp4(part) {
+        StoredFormat::Packed(modelopt_nvfp4(part)?)
+    } else {
+        StoredFormat::Scaled(tensor(part)?)
+    };
+    part.require_one_of("kv_cache_quant_algo", &[json!("FP8"), json!("fp8"), Value::Null], "FP8")?;
+    check_cache_scheme(part, &[json!("tensor"), Value::Null], "tensor")?;
+    Ok(stored)
+}
+
+/// Reads the FP8 format of ModelOpt.
 fn tensor(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
     let is_by_channel = match part.text("quant_algo") {
         Some("FP8" | "fp8") => false,
         Some("FP8_PER_CHANNEL_PER_TOKEN" | "fp8_per_channel_per_token") => true,
-        _ => return Err(part.refused("quant_algo", "FP8 and FP8_PER_CHANNEL_PER_TOKEN")),
+        _ => return Err(part.refused("quant_algo", "FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and W4A16_NVFP4")),
     };
-    part.require_one_of("kv_cache_quant_algo", &[json!("FP8"), json!("fp8"), Value::Null], "FP8")?;
-    check_cache_scheme(part, &[json!("tensor"), Value::Null], "tensor")?;
     check_modelopt_groups(part, is_by_channel)?;
     part.refuse_unknown_keys(&[
         "quant_method",

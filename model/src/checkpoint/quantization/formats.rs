@@ -19,8 +19,8 @@ pub struct StoredQuantization {
     pub plain: Modules,
 }
 
-/// Packed integers in a checkpoint. Integers of 4 bits stay packed where the target has kernels for
-/// them. Other integers are dequantized while they load.
+/// Packed integers or FP4 numbers in a checkpoint. Integers of 4 bits stay packed where the target has
+/// kernels for them. Other elements are dequantized while they load.
 #[derive(Clone, Debug)]
 pub struct PackedQuantization {
     pub method: QuantizationMethod,
@@ -55,7 +55,7 @@ pub(in crate::checkpoint) enum StoredFormat {
 pub enum WeightFormats {
     /// No weights are quantized.
     Unquantized,
-    /// Some weights are packed integers in the checkpoint.
+    /// Some weights are packed in the checkpoint.
     Packed(PackedQuantization),
     /// Some weights are quantized in the checkpoint.
     Stored(StoredQuantization),
@@ -83,7 +83,7 @@ impl WeightFormats {
         stored: Option<StoredFormat>,
         asked: Option<WeightQuantization>,
     ) -> Result<Self, QuantizationError> {
-        let bits = if let Some(StoredFormat::Packed(packed)) = &stored { Some(packed.scheme.bits) } else { None };
+        let is_int4 = matches!(&stored, Some(StoredFormat::Packed(packed)) if packed.scheme.is_int4());
         let (method, scheme, formats) = match (stored, asked) {
             (None, None) => return Ok(WeightFormats::Unquantized),
             (None, Some(asked)) => {
@@ -94,7 +94,7 @@ impl WeightFormats {
             }
             (Some(StoredFormat::Packed(packed)), _) => (packed.method, None, WeightFormats::Packed(packed)),
         };
-        match asked.filter(|asked| !asked.names(method, scheme, bits)) {
+        match asked.filter(|asked| !asked.names(method, scheme, is_int4)) {
             Some(asked) => Err(QuantizationError::AlreadyQuantized { asked, found: method.name() }),
             None => Ok(formats),
         }

@@ -1,8 +1,9 @@
 //! Quantized weights of a checkpoint and their format, from its configuration or from the user's
 //! choice.
 //!
-//! Packed integers of 8 bits are dequantized while they load, and integers of 4 bits stay packed where
-//! the target has kernels for them. `packed_config` reads their settings, and [`packed`](super::packed) has their arithmetic.
+//! FP4 numbers and packed integers of 8 bits are dequantized while they load, and integers of 4 bits stay
+//! packed where the target has kernels for them. `packed_config` and `fp4_config` read their settings, and
+//! [`packed`](super::packed) has their arithmetic.
 //!
 //! Another format of quantized weights needs an element type in [`stored`](super::stored), a scheme
 //! ([`bursar_kernels::QuantizationScheme`]), and a function in `config` that reads its settings.
@@ -14,6 +15,7 @@ mod config;
 mod error;
 mod fields;
 mod formats;
+mod fp4_config;
 mod modules;
 mod packed_config;
 mod served;

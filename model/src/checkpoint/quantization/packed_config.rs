@@ -1,5 +1,6 @@
 //! The settings of packed integers of 4 or 8 bits: AWQ, GPTQ, and `pack-quantized` of
-//! compressed-tensors. Unknown settings are refused by name.
+//! compressed-tensors. Also the groups of modules of all packed formats of compressed-tensors. Unknown
+//! settings are refused by name.
 
 use serde_json::{Value, json};
 
@@ -7,11 +8,19 @@ use super::choice::QuantizationMethod;
 use super::error::QuantizationError;
 use super::fields::Fields;
 use super::formats::PackedQuantization;
+use super::fp4_config::{mxfp4, nvfp4};
 use super::modules::Modules;
 use crate::checkpoint::packed::{PackedFormat, PackedScheme};
 
-/// The name of the format in compressed-tensors.
-pub(super) const PACK_QUANTIZED: &str = "pack-quantized";
+/// Reads the scheme of a group of modules.
+type ReadGroup = fn(&Fields<'_>) -> Result<PackedScheme, QuantizationError>;
+
+/// The packed formats of compressed-tensors, by name.
+const COMPRESSED: [(&str, ReadGroup); 3] =
+    [("pack-quantized", integers), ("nvfp4-pack-quantized", nvfp4), ("mxfp4-pack-quantized", mxfp4)];
+
+/// The names of the packed formats of compressed-tensors.
+pub(super) const COMPRESSED_NAMES: [&str; 3] = [COMPRESSED[0].0, COMPRESSED[1].0, COMPRESSED[2].0];
 
 /// Keys of GPTQ settings that say how the weights were computed, or which kernels to use. They do
 /// not change how weights are read.
@@ -71,7 +80,7 @@ pub(super) fn awq(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationE
     let lists = ["modules_to_not_convert", "ignore"];
     let others = ["quant_method", "bits", "group_size", "zero_point", "backend", "pack_dtype", "dynamic"];
     part.refuse_unknown_keys(&[&others[..], &VERSIONS, &lists, &AWQ_IGNORED].concat())?;
-    let (group, format) = (group(part)?, PackedFormat::Awq);
+    let (group, format) = (group_size(part)?, PackedFormat::Awq);
     let scheme = PackedScheme { format, bits: 4, group, has_zero_points: true, is_reordered: false };
     let mut rules = vec![(part.modules(&lists)?, None)];
     rules.extend(dynamic_rules(part, scheme)?);
@@ -136,23 +145,24 @@ fn gptq_scheme(part: &Fields<'_>, base: PackedScheme, is_whole: bool) -> Result<
     };
     flag("sym")?;
     let bits = if has("bits") { bits(part, "bits")? } else { base.bits };
-    let group = if has("group_size") { group(part)? } else { base.group };
+    let group = if has("group_size") { group_size(part)? } else { base.group };
     let is_reordered = if has("desc_act") { flag("desc_act")? } else { base.is_reordered };
     Ok(PackedScheme { bits, group, is_reordered, ..base })
 }
 
-/// Reads the settings of `pack-quantized` as llm-compressor writes them: groups of modules with
-/// quantized weights and unquantized activations.
-pub(super) fn pack_quantized(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationError> {
+/// Reads the settings of a packed format of compressed-tensors as llm-compressor writes them: groups of
+/// modules. `None` if the format is not packed.
+pub(super) fn compressed_packed(part: &Fields<'_>) -> Result<Option<PackedQuantization>, QuantizationError> {
+    let format = part.text("format");
+    let Some((format, read)) = COMPRESSED.into_iter().find(|(name, _)| Some(*name) == format) else { return Ok(None) };
     let groups = part.inner("config_groups")?;
     let mut rules = vec![(part.modules(&["ignore"])?, None)];
     let mut others = Vec::new();
     for name in groups.fields.keys() {
         let group = groups.inner(name)?;
-        group.require_one_of("format", &[json!(PACK_QUANTIZED), Value::Null], PACK_QUANTIZED)?;
-        group.require_one_of("input_activations", &[Value::Null], "null")?;
+        group.require_one_of("format", &[json!(format), Value::Null], format)?;
         group.refuse_unknown_keys(&["targets", "format", "weights", "input_activations"])?;
-        let scheme = packed_weights(&group.inner("weights")?)?;
+        let scheme = read(&group)?;
         match group.fields.get("targets") {
             Some(targets) if *targets == json!(["Linear"]) => others.push(scheme),
             _ => rules.push((group.modules(&["targets"])?, Some(scheme))),
@@ -164,11 +174,14 @@ pub(super) fn pack_quantized(part: &Fields<'_>) -> Result<PackedQuantization, Qu
         ([], _) => return Err(part.refused("config_groups", "a group with the targets [\"Linear\"]")),
         _ => return Err(part.refused("config_groups", "one group with the targets [\"Linear\"]")),
     };
-    Ok(PackedQuantization { method: QuantizationMethod::CompressedTensors, scheme, rules })
+    Ok(Some(PackedQuantization { method: QuantizationMethod::CompressedTensors, scheme, rules }))
 }
 
-/// Reads the scheme of the weights of a group (compressed-tensors 0.20, `QuantizationArgs`).
-fn packed_weights(part: &Fields<'_>) -> Result<PackedScheme, QuantizationError> {
+/// Reads a group of modules with integer weights and unquantized activations (compressed-tensors 0.20,
+/// `QuantizationArgs`).
+fn integers(group: &Fields<'_>) -> Result<PackedScheme, QuantizationError> {
+    group.require_one_of("input_activations", &[Value::Null], "null")?;
+    let part = &group.inner("weights")?;
     let bits = bits(part, "num_bits")?;
     part.require_one_of("type", &[json!("int"), Value::Null], "int")?;
     part.require_one_of("symmetric", &[json!(true), json!(false), Value::Null], "true and false")?;
@@ -192,7 +205,7 @@ fn packed_weights(part: &Fields<'_>) -> Result<PackedScheme, QuantizationError> 
         "observer_kwargs",
     ])?;
     let group = match part.text("strategy") {
-        Some("group") => match group(part)? {
+        Some("group") => match group_size(part)? {
             None => return Err(part.refused("group_size", "32, 64 and 128")),
             group => group,
         },
@@ -213,7 +226,7 @@ fn bits(part: &Fields<'_>, name: &str) -> Result<usize, QuantizationError> {
 }
 
 /// The number of columns that share a scale; `None` if all columns of a row do.
-fn group(part: &Fields<'_>) -> Result<Option<usize>, QuantizationError> {
+fn group_size(part: &Fields<'_>) -> Result<Option<usize>, QuantizationError> {
     match part.fields.get("group_size").and_then(Value::as_i64) {
         Some(-1) => Ok(None),
         Some(columns @ (32 | 64 | 128)) => Ok(Some(columns as usize)),

@@ -3,8 +3,8 @@
 use bursar_kernels::{QuantizationScheme, SCALE_BLOCK, Target};
 
 /// All schemes that checkpoints may have, for messages.
-pub(super) const SUPPORTED: &str =
-    "FP8 (per block of 128 x 128, per channel or per tensor), AWQ (4 bits), or GPTQ or pack-quantized (4 or 8 bits)";
+pub(super) const SUPPORTED: &str = "FP8 (per block of 128 x 128, per channel or per tensor), NVFP4, MXFP4 (compressed-tensors), AWQ (4 bits), or GPTQ or \
+     pack-quantized (4 or 8 bits)";
 
 /// Number of rows and of columns of a weight for which a target has kernels if there are kernels for
 /// quantized weights of any shape.
