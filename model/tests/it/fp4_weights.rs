@@ -255,7 +255,9 @@ fn an_fp4_checkpoint_accepts_only_its_own_format_by_name() {
         for asked in WeightQuantization::ROUNDING.into_iter().chain(WeightQuantization::STORED) {
             match Model::plan(&packed.open().with_quantization(Some(asked)), &CPU) {
                 Ok(_) => assert_eq!(asked, own, "{format:?}"),
-                Err(LoadError::Quantization(QuantizationError::AlreadyQuantized { .. })) => assert_ne!(asked, own, "{format:?}"),
+                Err(LoadError::Quantization(QuantizationError::AlreadyQuantized { .. })) => {
+                    assert_ne!(asked, own, "{format:?}")
+                }
                 Err(error) => panic!("{error:?}"),
             }
         }
