@@ -122,11 +122,9 @@ fn unsupported_fp8_settings_are_refused_by_name() {
     }
     let field = ["quantization", "quant_algo"];
     let error = Copy::of(TENSOR).set("hf_quant_config.json", &field, json!("W4A8_AWQ")).error();
-    assert_eq!(
-        error.to_string(),
-        "hf_quant_config.json: quantization.quant_algo is W4A8_AWQ; supported: FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and \
-         W4A16_NVFP4"
-    );
+    let words =
+        "hf_quant_config.json: quantization.quant_algo is W4A8_AWQ; supported: FP8, FP8_PER_CHANNEL_PER_TOKEN, ";
+    assert!(error.to_string().starts_with(words), "{error}");
     assert!(error.hint().contains("bf16"), "{}", error.hint());
     let error = Copy::of(TENSOR).write("hf_quant_config.json", "{\"quantization\": {").error();
     assert!(error.to_string().starts_with("hf_quant_config.json is not a JSON object: EOF"), "{error}");
