@@ -454,12 +454,7 @@ fn unsupported_packed_settings_are_refused_by_name() {
         (gptq_settings(), vec!["pack_dtype"], json!("int64"), "pack_dtype is int64; supported: int32"),
         (gptq_settings(), vec!["dynamic", "x"], json!({ "bits": 2 }), "dynamic.x.bits is 2; supported: 4 and 8"),
         (gptq_settings(), vec!["dynamic", "+:("], json!({}), "the module pattern \"re:(\" is not valid"),
-        (
-            compressed.clone(),
-            vec!["format"],
-            json!("mixed-precision"),
-            "format is mixed-precision; supported: float-quantized and pack-, nvfp4-pack- and mxfp4-pack-quantized",
-        ),
+        (compressed.clone(), vec!["format"], json!("mixed-precision"), "format is mixed-precision; supported: float-q"),
         (compressed.clone(), weights("num_bits"), json!(2), "weights.num_bits is 2; supported: 4 and 8"),
         (compressed.clone(), weights("type"), json!("float"), "weights.type is float; supported: int"),
         (compressed.clone(), weights("strategy"), json!("tensor"), "weights.strategy is tensor; supported: group and"),
