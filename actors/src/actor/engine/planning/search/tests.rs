@@ -37,8 +37,11 @@ impl Subject {
     }
 
     fn released_shape() -> Self {
+        Subject::released_shape_on(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 })
+    }
+
+    fn released_shape_on(gpu: CudaTarget) -> Self {
         let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
-        let gpu = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         Subject::of(CheckpointSource::Random(Arc::new(random)), Target::Cuda(gpu))
     }
 
@@ -231,7 +234,7 @@ fn fewer_suggested_sequences_also_lower_the_automatically_raised_step() {
     assert!(raised > 1000, "{raised}");
 }
 
-/// The format that is suggested for an L4-like GPU with this many GiB; the outer `None` if the model fits.
+/// The format that is suggested for a GPU with this much memory. The outer `None` if the model fits.
 fn suggested_format(subject: &Subject, options: &LoadOptions, gib: u64) -> Option<Option<Change>> {
     let question = subject.question(options, card_of(Bytes::gib(gib)));
     let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit?;
@@ -268,7 +271,6 @@ fn a_format_is_suggested_only_if_it_changes_the_weights_and_the_target_has_kerne
     assert!(knobs(&subject, &LoadOptions::default()).contains(&QUANTIZATION));
     let options = LoadOptions { quantization: Some(WeightQuantization::Int4), ..LoadOptions::default() };
     assert!(!knobs(&subject, &options).contains(&QUANTIZATION), "the user has chosen a format");
-    let old = CudaTarget { capability: (7, 0), sms: 80, activation: DType::F16 };
-    let subject = Subject { target: Target::Cuda(old), ..subject };
+    let subject = Subject::released_shape_on(CudaTarget { capability: (7, 0), sms: 80, activation: DType::F16 });
     assert!(!knobs(&subject, &LoadOptions::default()).contains(&QUANTIZATION), "no kernels for quantized weights");
 }
