@@ -50,17 +50,12 @@ impl Model {
     /// [`WeightError::Cut`](crate::weights::WeightError::Cut) if the model cannot be divided among
     /// this many ranks.
     pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
-        Model::plan_formats(checkpoint, checkpoint.weight_formats()?, target, rank)
+        let map = WeightMap::dry(checkpoint, *target, checkpoint.weight_formats()?).of_rank(rank);
+        Model::plan_map(checkpoint, map)
     }
 
-    fn plan_formats(
-        checkpoint: &Checkpoint,
-        formats: WeightFormats,
-        target: &Target,
-        rank: Rank,
-    ) -> Result<Self, LoadError> {
+    fn plan_map(checkpoint: &Checkpoint, mut map: WeightMap<'_>) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
-        let mut map = WeightMap::dry(checkpoint, *target, formats).of_rank(rank);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
         map.refuse_untied()?;
@@ -78,11 +73,12 @@ impl Model {
     }
 
     /// Like [`plan_heaviest`](Self::plan_heaviest), with the decoder's projections quantized while
-    /// they load. Returns `None` if the checkpoint is quantized already.
+    /// they load. Returns `None` if the checkpoint is quantized already or is a GGUF file.
     ///
     /// # Errors
-    /// See [`plan_rank`](Self::plan_rank); [`WeightError`](crate::weights::WeightError) if the target
-    /// has no kernels for the format.
+    /// See [`plan_rank`](Self::plan_rank);
+    /// [`WeightError::Unserved`](crate::weights::WeightError::Unserved) if the target has no kernels
+    /// for the format.
     pub fn plan_quantized(
         checkpoint: &Checkpoint,
         quantization: WeightQuantization,
@@ -92,7 +88,13 @@ impl Model {
         let (WeightFormats::Unquantized, Some(scheme)) = (checkpoint.weight_formats()?, quantization.scheme()) else {
             return Ok(None);
         };
-        let plan = |rank| Model::plan_formats(checkpoint, WeightFormats::Requested(scheme), target, rank);
+        if checkpoint.is_gguf() {
+            return Ok(None);
+        }
+        let plan = |rank| {
+            let map = WeightMap::dry(checkpoint, *target, WeightFormats::Requested(scheme));
+            Model::plan_map(checkpoint, map.with_kernels().of_rank(rank))
+        };
         Model::heaviest(ranks, plan).map(Some)
     }
 

@@ -132,7 +132,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
                 .await;
             embedded.map_err(|error| message_of(&error))?.map(drop).map_err(|error| message_of(&error))
         }),
-        ("name pictures", _) => Box::pin(async move {
+        ("hash pictures", _) => Box::pin(async move {
             let serving = world.model.serving().await.map_err(|error| message_of(&error))?;
             let vision = serving.vision.expect("the demo model takes pictures");
             let named = question.ask(&vision, |reply| VisionMessage::Name { files: Vec::new(), reply }).await;

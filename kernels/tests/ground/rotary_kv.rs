@@ -165,8 +165,13 @@ impl RotaryKv {
             let (block, place) = (*slot as usize / BLOCK_TOKENS, *slot as usize % BLOCK_TOKENS);
             for at in 0..2 * kv_heads {
                 let vector = &rotated[token][(heads + at) * head_dim..][..head_dim];
+                // Numbers beyond the largest E4M3 number become that number.
+                let most =
+                    if self.is_fp8 { f64::from(E4m3::MAX) * f64::from(numbers.scales[at]) } else { f64::INFINITY };
                 cache[((block * 2 * kv_heads + at) * BLOCK_TOKENS + place) * head_dim..][..head_dim]
-                    .copy_from_slice(vector);
+                    .iter_mut()
+                    .zip(vector)
+                    .for_each(|(cached, number)| *cached = number.clamp(-most, most));
             }
         }
         rotated.iter().flat_map(|row| row[..heads * head_dim].to_vec()).chain(cache).collect()

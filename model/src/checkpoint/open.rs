@@ -126,6 +126,11 @@ impl Checkpoint {
         })
     }
 
+    /// Whether the weights are in a GGUF file, most of which are quantized.
+    pub(crate) fn is_gguf(&self) -> bool {
+        matches!(self.source, CheckpointSource::Gguf(_))
+    }
+
     /// The same checkpoint, with the quantization that the user asks for.
     pub fn with_quantization(self, quantization: Option<WeightQuantization>) -> Self {
         Checkpoint { quantization, ..self }

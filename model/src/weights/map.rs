@@ -38,6 +38,8 @@ pub struct WeightMap<'c> {
     pub(super) formats: ModuleFormats<'c>,
     pub(super) segment: SegmentLayout,
     pub(super) names: TensorNames,
+    /// Whether a map that only measures also refuses weights that the target has no kernels for.
+    needs_kernels: bool,
 }
 
 impl<'c> WeightMap<'c> {
@@ -50,7 +52,13 @@ impl<'c> WeightMap<'c> {
             formats: ModuleFormats::new(checkpoint, formats),
             segment: SegmentLayout::dry(),
             names: TensorNames::default(),
+            needs_kernels: false,
         }
+    }
+
+    /// The same map. It also refuses weights that the target has no kernels for if it only measures.
+    pub fn with_kernels(self) -> Self {
+        WeightMap { needs_kernels: true, ..self }
     }
 
     /// A map of the segment that starts at `base`.
@@ -236,11 +244,13 @@ impl<'c> WeightMap<'c> {
         self.names.refuse_extra(self.checkpoint, self.copies())
     }
 
-    /// Refuses weights that the target has no kernels for, unless the map is only for a plan.
-    /// `unserved` names these weights.
+    /// Refuses weights that the target has no kernels for, unless the map only measures and is not
+    /// [`with_kernels`](Self::with_kernels). `unserved` names these weights.
     pub(super) fn refuse_unserved(&self, unserved: Option<&'static str>) -> Result<(), WeightError> {
         match unserved {
-            Some(what) if !self.is_dry() => Err(WeightError::Unserved { what, target: self.target.name() }),
+            Some(what) if self.needs_kernels || !self.is_dry() => {
+                Err(WeightError::Unserved { what, target: self.target.name() })
+            }
             _ => Ok(()),
         }
     }

@@ -144,13 +144,13 @@ fn every_suggestion_for_random_shapes_and_cards_fits_alone() {
     let (subjects, names) = (shapes().map(Subject::of).collect::<Vec<_>>(), names());
     let (mut runner, mut tried) = (TestRunner::deterministic(), 0);
     for (index, subject) in subjects.iter().enumerate() {
-        // Try half of the names with each shape, and the other half with the next shape.
-        for (knob, name) in names.iter().skip(index % 2).step_by(2) {
+        // Try a quarter of the names with each shape, and the other quarters with the next shapes.
+        for (knob, name) in names.iter().skip(index % 4).step_by(4) {
             // Plan on a random GPU, in some cases with a second knob that has a random value.
             let sizes = (0..CARDS.len(), 0.0..1.0f64, proptest::option::of((0..names.len(), 0.0..1.0f64)));
-            let (card, size, beside) = sizes.new_tree(&mut runner).expect("numbers").current();
+            let (card, size, second) = sizes.new_tree(&mut runner).expect("numbers").current();
             let mut settings = Map::new();
-            if let Some((other, size)) = beside.filter(|(other, _)| names[*other].0 != *knob) {
+            if let Some((other, size)) = second.filter(|(other, _)| names[*other].0 != *knob) {
                 set(&mut settings, names[other].1, value(names[other].0, size));
             }
             set(&mut settings, name, value(knob, size));

@@ -104,8 +104,9 @@ impl FromStr for WeightQuantization {
     type Err = ();
 
     fn from_str(name: &str) -> Result<Self, ()> {
-        let mut all = Self::ROUNDING.into_iter().chain(Self::STORED);
-        all.find(|one| one.name() == name.trim()).ok_or(())
+        // vLLM has another name for ModelOpt's FP4.
+        let name = if name.trim() == "modelopt_fp4" { "modelopt" } else { name.trim() };
+        Self::ROUNDING.into_iter().chain(Self::STORED).find(|one| one.name() == name).ok_or(())
     }
 }
 

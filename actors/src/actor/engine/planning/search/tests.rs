@@ -41,7 +41,11 @@ impl Subject {
     }
 
     fn released_shape_on(gpu: CudaTarget) -> Self {
-        let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
+        Subject::shape_on("qwen2.5-vl-7b", gpu)
+    }
+
+    fn shape_on(name: &str, gpu: CudaTarget) -> Self {
+        let random = shape_settings(name).expect("a known shape");
         Subject::of(CheckpointSource::Random(Arc::new(random)), Target::Cuda(gpu))
     }
 
@@ -273,4 +277,11 @@ fn a_format_is_suggested_only_if_it_changes_the_weights_and_the_target_has_kerne
     assert!(!knobs(&subject, &options).contains(&QUANTIZATION), "the user has chosen a format");
     let subject = Subject::released_shape_on(CudaTarget { capability: (7, 0), sms: 80, activation: DType::F16 });
     assert!(!knobs(&subject, &LoadOptions::default()).contains(&QUANTIZATION), "no kernels for quantized weights");
+    // There are kernels for FP8 experts on Hopper only, and experts are never packed in 4 bits.
+    let ada = CudaTarget { capability: (8, 9), sms: 142, activation: DType::BF16 };
+    let mixture = Subject::shape_on("qwen3-30b-a3b", ada);
+    let options = LoadOptions::default();
+    assert_eq!(suggested_format(&mixture, &options, 40), Some(None), "the experts alone need more");
+    let forecast = |format| Model::plan_quantized(&mixture.checkpoint, format, &mixture.target, 1);
+    assert!(forecast(WeightQuantization::Fp8).is_err_and(|error| error.to_string().contains("experts")));
 }
