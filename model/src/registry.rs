@@ -99,7 +99,7 @@ pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, Che
 }
 
 /// The GGUF file at `path` as the origin of a checkpoint. The file is not opened
-/// yet: [`CheckpointOrigin::bring`] opens it.
+/// yet: [`CheckpointOrigin::fetch`] opens it.
 pub fn gguf(path: impl Into<PathBuf>) -> CheckpointOrigin {
     static KNOWN: LazyLock<Vec<GgufArchitecture>> = LazyLock::new(gguf_architectures);
     CheckpointOrigin::Gguf(path.into(), &KNOWN)
