@@ -1,4 +1,4 @@
-//! One cell of the table of deaths: a world, a fault, and the checks afterward.
+//! A case of the table of deaths: its world, its fault, and the checks afterward.
 
 use bursar_budgets::testing::HostControl;
 use std::{

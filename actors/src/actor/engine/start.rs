@@ -329,11 +329,12 @@ impl EngineArguments {
             if needs.host_bytes() > available {
                 return Err(StartError::HostMemory { needed: needs.host_bytes(), available });
             }
-            let expected_blocks = match question.settled(&inputs, &needs) {
+            let expected_blocks = if is_loaded {
                 // If memory has become short since the weights were loaded, the sizing attempts
                 // report how much is missing.
-                Err(unfit) if !is_loaded => return Err(unfit.into()),
-                settled => settled.unwrap_or(needs.probe_blocks),
+                question.kv_blocks(&inputs, &needs).unwrap_or(needs.probe_blocks)
+            } else {
+                question.settled(&inputs, &needs)?
             };
             notice(&inputs, &progress);
             let sought =

@@ -5,7 +5,7 @@ use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::CacheGroups;
 
 use super::{
-    Question, Unfit,
+    Question, Shortfall, Unfit,
     question::{least_blocks, settle},
 };
 use crate::{
@@ -21,18 +21,26 @@ impl Question<'_> {
     /// The errors of [`needs`](Self::needs).
     pub fn kv_tokens(&self) -> Result<Option<usize>, StartError> {
         let (inputs, needs) = self.needs()?;
-        let settled = settle(&needs, &inputs.envelope, &self.options.kv(), &self.place);
-        Ok(settled.ok().map(|blocks| blocks * BLOCK_TOKENS))
+        Ok(self.kv_blocks(&inputs, &needs).ok().map(|blocks| blocks * BLOCK_TOKENS))
     }
 
     /// Returns the KV cache blocks of a start with `needs`.
     ///
     /// # Errors
+    /// The resource that is missing. Unlike [`settled`](Self::settled), this does not look for changes
+    /// that would help.
+    pub fn kv_blocks(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Result<usize, Shortfall> {
+        settle(needs, &inputs.envelope, &self.options.kv(), &self.place)
+    }
+
+    /// Like [`kv_blocks`](Self::kv_blocks), with suggestions in the error.
+    ///
+    /// # Errors
     /// The reason why the start will not become READY, and the changes that would help. Finding
     /// these changes takes a few hundred plans.
     pub fn settled(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Result<usize, Box<Unfit>> {
-        let settled = settle(needs, &inputs.envelope, &self.options.kv(), &self.place);
-        settled.map_err(|shortfall| Box::new(Unfit { shortfall, suggestions: self.suggestions(inputs, needs) }))
+        let found = self.kv_blocks(inputs, needs);
+        found.map_err(|shortfall| Box::new(Unfit { shortfall, suggestions: self.suggestions(inputs, needs) }))
     }
 }
 

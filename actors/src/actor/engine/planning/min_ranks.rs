@@ -7,7 +7,7 @@ use bursar_kernels::Target;
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint, weights::WeightError};
 use serde::Serialize;
 
-use super::{NoRanksFit, Question, RanksShortfall, RanksTried, question::settle, unfit::listed};
+use super::{NoRanksFit, Question, RanksShortfall, RanksTried, unfit::listed};
 use crate::{
     engine::{LoadOptions, StartError},
     profile::MemoryState,
@@ -85,7 +85,7 @@ impl PlacementQuery<'_> {
         let pictures = checkpoint.image_processor.as_ref();
         let question = Question { model: &model, pictures, checkpoint: None, target, options, place };
         let (inputs, needs) = question.needs()?;
-        Ok(settle(&needs, &inputs.envelope, &options.kv(), &place).err().map(RanksShortfall::OnEach))
+        Ok(question.kv_blocks(&inputs, &needs).err().map(RanksShortfall::OnEach))
     }
 }
 

@@ -84,7 +84,7 @@ impl Search<'_> {
         let options = to.over(self.question.options, knob)?;
         let changed = Question { options: &options, ..*self.question };
         let (inputs, needs) = changed.needs().ok()?;
-        settle(&needs, &inputs.envelope, &options.kv(), &changed.place).is_ok().then_some(needs)
+        changed.kv_blocks(&inputs, &needs).is_ok().then_some(needs)
     }
 
     /// The minimum memory of a start.
@@ -212,9 +212,9 @@ impl Search<'_> {
             let model = &Model::plan_quantized(checkpoint, format, &target, ranks).ok()??;
             is_served = true;
             let options = &LoadOptions { quantization: Some(format), ..options.clone() };
-            let (inputs, needs) = Question { model, options, ..*self.question }.needs().ok()?;
-            let settled = settle(&needs, &inputs.envelope, &options.kv(), &self.question.place);
-            settled.ok().map(|_| self.needed(&needs))
+            let changed = Question { model, options, ..*self.question };
+            let (inputs, needs) = changed.needs().ok()?;
+            changed.kv_blocks(&inputs, &needs).is_ok().then(|| self.needed(&needs))
         };
         let formats = [WeightQuantization::Fp8, WeightQuantization::Int4];
         let found = formats.into_iter().find_map(|format| Some((format, least_bytes(format)?)));
