@@ -8,6 +8,22 @@ use super::modules::Modules;
 /// Maximum number of characters of a value in an error message.
 const VALUE_CHARS_MAX: usize = 60;
 
+/// Keys of the settings of quantized weights in compressed-tensors 0.20 (`QuantizationArgs`) that are read
+/// or do not change how weights are read.
+pub(super) const QUANTIZATION_ARGS: [&str; 11] = [
+    "num_bits",
+    "type",
+    "symmetric",
+    "dynamic",
+    "actorder",
+    "strategy",
+    "group_size",
+    "scale_dtype",
+    "zp_dtype",
+    "observer",
+    "observer_kwargs",
+];
+
 /// A JSON object of a settings file.
 pub(super) struct Fields<'c> {
     pub file: &'static str,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::choice::QuantizationMethod;
 use super::error::QuantizationError;
-use super::fields::Fields;
+use super::fields::{Fields, QUANTIZATION_ARGS};
 use super::formats::PackedQuantization;
 use crate::checkpoint::packed::{PackedFormat, PackedScheme};
 
@@ -40,19 +40,7 @@ fn weights<'c>(group: &Fields<'c>) -> Result<Fields<'c>, QuantizationError> {
     require_fp4(&weights)?;
     weights.require_one_of("symmetric", &[json!(true)], "true")?;
     weights.require_one_of("actorder", &[json!(false), json!("weight"), json!("static"), Value::Null], "null")?;
-    weights.refuse_unknown_keys(&[
-        "num_bits",
-        "type",
-        "symmetric",
-        "dynamic",
-        "actorder",
-        "strategy",
-        "group_size",
-        "scale_dtype",
-        "zp_dtype",
-        "observer",
-        "observer_kwargs",
-    ])?;
+    weights.refuse_unknown_keys(&QUANTIZATION_ARGS)?;
     Ok(weights)
 }
 

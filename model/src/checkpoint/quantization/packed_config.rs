@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::choice::QuantizationMethod;
 use super::error::QuantizationError;
-use super::fields::Fields;
+use super::fields::{Fields, QUANTIZATION_ARGS};
 use super::formats::PackedQuantization;
 use super::fp4_config::{mxfp4, nvfp4};
 use super::modules::Modules;
@@ -191,19 +191,7 @@ fn integers(group: &Fields<'_>) -> Result<PackedScheme, QuantizationError> {
     // file.
     let orders = [json!("group"), json!("dynamic"), json!("weight"), json!("static"), json!(false), Value::Null];
     part.require_one_of("actorder", &orders, "group, weight, static and null")?;
-    part.refuse_unknown_keys(&[
-        "num_bits",
-        "type",
-        "symmetric",
-        "dynamic",
-        "actorder",
-        "strategy",
-        "group_size",
-        "scale_dtype",
-        "zp_dtype",
-        "observer",
-        "observer_kwargs",
-    ])?;
+    part.refuse_unknown_keys(&QUANTIZATION_ARGS)?;
     let group = match part.text("strategy") {
         Some("group") => match group_size(part)? {
             None => return Err(part.refused("group_size", "32, 64 and 128")),
