@@ -1,5 +1,5 @@
-//! The budget through its actor, as users and other actors reach it: messages,
-//! thread wake-ups, the mailbox.
+//! The cost of budget calls through the budget's actor, as users and other actors make them:
+//! messages, thread wake-ups, the mailbox.
 //!
 //! `cargo bench --bench actors`
 
@@ -32,7 +32,7 @@ fn on_the_host() -> RuntimeConfig {
 
 /// Grants a lease and drops it. The ledger reads the release before the next question.
 async fn lease_and_drop(runtime: &Runtime) {
-    let lease = runtime.budget().lease(Class::external("bench"), Bytes::mib(2)).await.expect("there is room");
+    let lease = runtime.budget().lease(Class::external("bench"), Bytes::mib(2)).await.expect("memory is free");
     drop(black_box(lease));
 }
 

@@ -41,10 +41,10 @@ mod model {
     #[divan::bench]
     fn vision_launch_of_224_pixels(bencher: Bencher) {
         let stage = Stage::demo(THREADS);
-        let processor: &ImageProcessor = stage.checkpoint.image_processor.as_ref().expect("it takes pictures");
+        let processor: &ImageProcessor = stage.checkpoint.image_processor.as_ref().expect("the model takes pictures");
         let picture = EncodedImage::new(Photograph::draw(224, 224, 1).jpeg(85.0));
-        let decoded = picture.decode(&ImageLimits::default()).expect("it was just encoded");
-        let batch = stage.picture_batch(&processor.process(&decoded).expect("it is processed").image);
+        let decoded = picture.decode(&ImageLimits::default()).expect("the picture was just encoded");
+        let batch = stage.picture_batch(&processor.process(&decoded).expect("the picture is processed").image);
         bencher.bench_local(|| stage.encode(black_box(&batch)));
     }
 }
@@ -56,13 +56,13 @@ mod sampling {
     fn choose(bencher: Bencher, format: Option<OutputFormat>) {
         let stage = Stage::demo(1);
         let vocabulary = stage.model.config().decoder().vocabulary;
-        let prompts = stage.checkpoint.prompts().expect("it has a tokenizer");
+        let prompts = stage.checkpoint.prompts().expect("the demo has a tokenizer");
         let tokenizer = prompts.tokenizer();
         let mut sampler = Sampler::new(SamplingParams::default(), vocabulary).expect("defaults are valid");
         if let Some(format) = &format {
-            let end = tokenizer.id_of("<|im_end|>").expect("an end");
-            let compiler = GrammarCompiler::new(tokenizer, vocabulary, &[end]).expect("a vocabulary of bytes");
-            sampler = sampler.with_grammar(compiler.compile(format).expect("a schema"));
+            let end = tokenizer.id_of("<|im_end|>").expect("the demo has an end token");
+            let compiler = GrammarCompiler::new(tokenizer, vocabulary, &[end]).expect("a byte-level vocabulary");
+            sampler = sampler.with_grammar(compiler.compile(format).expect("the schema compiles"));
         }
         let rows: Vec<Vec<f32>> = (0..24)
             .map(|step| (0..vocabulary as u64).map(|id| philox::uniform(step, id) as f32 * 8.0).collect())
@@ -126,18 +126,18 @@ impl Served {
     /// Reads a reply until its first text and cancels the rest.
     fn first_text(&self, chat: Chat) {
         self.threads.block_on(async {
-            let mut reply = self.model.chat(chat).await.expect("accepted");
+            let mut reply = self.model.chat(chat).await.expect("the chat is accepted");
             while let Some(event) = reply.next().await {
-                if matches!(event.expect("it answers"), ChatEvent::Text(_)) {
+                if matches!(event.expect("the reply has no error"), ChatEvent::Text(_)) {
                     return;
                 }
             }
-            panic!("a reply without text");
+            panic!("the reply has no text");
         });
     }
 
     fn text(&self, chat: Chat) -> String {
-        self.threads.block_on(async { self.model.chat(chat).await?.text().await }).expect("it answers")
+        self.threads.block_on(async { self.model.chat(chat).await?.text().await }).expect("the model answers")
     }
 
     /// Sends all chats concurrently and reads whole replies.
@@ -149,7 +149,7 @@ impl Served {
                 asked.spawn(async move { model.chat(chat).await?.text().await });
             }
             while let Some(answered) = asked.join_next().await {
-                answered.expect("no panic").expect("it answers");
+                answered.expect("the task does not panic").expect("the model answers");
             }
         });
     }
@@ -216,7 +216,7 @@ mod chats {
         bencher.with_inputs(chats).bench_local_values(|chats| served.in_turn(chats));
     }
 
-    /// A first turn of some 500 tokens with a unique beginning, and the chat with its answer
+    /// A first turn of about 500 tokens with a unique beginning, and the chat with its answer
     /// and a second question.
     fn second_turn(number: u32) -> (Chat, Chat) {
         let long = format!("{number} squares and circles. ") + &"Say what is red, what is green. ".repeat(40);

@@ -34,13 +34,13 @@ impl Books {
         self.asked += 1;
         let ask = Input::Ask { id: RequestId(self.asked), request: request.clone(), wait: true };
         let effects = self.ledger.step(ask);
-        let [Effect::Granted(grant)] = &effects[..] else { panic!("there is room: {effects:?}") };
+        let [Effect::Granted(grant)] = &effects[..] else { panic!("memory is free: {effects:?}") };
         grant.holding().id
     }
 
     fn release(&mut self, lease: LeaseId) {
         let effects = self.ledger.step(Input::Release { lease, passed: true });
-        assert!(matches!(effects[..], [Effect::Freed { .. }]), "it was held: {effects:?}");
+        assert!(matches!(effects[..], [Effect::Freed { .. }]), "the lease was held: {effects:?}");
     }
 }
 
@@ -64,7 +64,7 @@ fn grow_and_shrink(bencher: Bencher, alive: u64) {
             books.asked += 1;
             let id = RequestId(books.asked);
             let effects = books.ledger.step(Input::Resize { id, lease, to, wait: false, passed: true });
-            assert!(matches!(effects[..], [Effect::Resized(_)]), "there is room: {effects:?}");
+            assert!(matches!(effects[..], [Effect::Resized(_)]), "memory is free: {effects:?}");
         }
     });
 }

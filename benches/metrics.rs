@@ -18,7 +18,7 @@ fn main() {
 /// A recorder installed as an embedder would do it, with Bursar's histogram buckets.
 fn prometheus() -> impl Recorder {
     let builder = metric::buckets().fold(PrometheusBuilder::new(), |builder, (name, edges)| {
-        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("there are edges")
+        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("the histogram has edges")
     });
     builder.build_recorder()
 }

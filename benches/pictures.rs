@@ -42,7 +42,7 @@ impl Encoded {
         Encoded {
             progressive: EncodedImage::new(drawn.progressive_jpeg(85.0)),
             png: EncodedImage::new(drawn.png()),
-            decoded: jpeg.decode(&ImageLimits::default()).expect("it was just encoded"),
+            decoded: jpeg.decode(&ImageLimits::default()).expect("the picture was just encoded"),
             jpeg,
         }
     }
@@ -58,15 +58,15 @@ fn processor() -> ImageProcessor {
 /// The `preprocessor_config.json` of `Qwen2.5-VL-7B-Instruct`, which has nearly no size limit.
 fn checkpoints_processor() -> ImageProcessor {
     let pixel_bounds = PixelBounds { min: 56 * 56, max: 28 * 28 * 16384 };
-    ImageProcessor::new(ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() }).expect("valid")
+    ImageProcessor::new(ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() }).expect("valid bounds")
 }
 
 /// All work on a picture that a request waits for before the picture can be encoded.
 fn to_patches(bencher: Bencher, picture: &EncodedImage, processor: &ImageProcessor) {
     let limits = ImageLimits::default();
     bencher.bench(|| {
-        let decoded = black_box(picture).decode(&limits).expect("it decodes");
-        processor.process(&decoded).expect("it is processed")
+        let decoded = black_box(picture).decode(&limits).expect("the picture decodes");
+        processor.process(&decoded).expect("the picture is processed")
     });
 }
 
@@ -101,7 +101,7 @@ mod stages {
 
     fn decode(bencher: Bencher, picture: &EncodedImage) {
         let limits = ImageLimits::default();
-        bencher.bench(|| black_box(picture).decode(&limits).expect("it decodes"));
+        bencher.bench(|| black_box(picture).decode(&limits).expect("the picture decodes"));
     }
 
     #[divan::bench]
@@ -123,12 +123,12 @@ mod stages {
     #[divan::bench]
     fn c_resize(bencher: Bencher) {
         let processor = processor();
-        bencher.bench(|| processor.resize(black_box(&LARGE.decoded)).expect("it is resized"));
+        bencher.bench(|| processor.resize(black_box(&LARGE.decoded)).expect("the picture is resized"));
     }
 
     #[divan::bench]
     fn d_resize_and_hash(bencher: Bencher) {
         let processor = processor();
-        bencher.bench(|| processor.process(black_box(&LARGE.decoded)).expect("it is processed"));
+        bencher.bench(|| processor.process(black_box(&LARGE.decoded)).expect("the picture is processed"));
     }
 }

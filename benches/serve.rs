@@ -6,9 +6,10 @@
 //! cargo bench --bench serve -- --help
 //! ```
 //!
-//! The two runs are one after the other, each in a separate process. In the first, a child loads
-//! the model and sends the requests itself. In the second, a server gets the requests from this
-//! process. Their CPU time is read from `/proc`, so this benchmark needs Linux.
+//! The two runs follow one after the other, each in a separate process. In the first run, a child
+//! loads the model and sends the requests itself. In the second run, a server gets the requests
+//! from this process. The CPU time of the child and of the server is read from `/proc`, so this
+//! benchmark needs Linux.
 
 #[path = "serve/client.rs"]
 mod client;
@@ -27,19 +28,20 @@ use client::{Client, Http, InProcess};
 use load::{Load, Summary};
 use process::{Process, Watched};
 
-/// Asks a model in process and through HTTP, and compares.
+/// Sends the same requests to a model in process and through HTTP, and compares the times.
 #[derive(Clone, Debug, Parser)]
 pub struct Options {
     /// The model: a folder, or `demo`.
     #[arg(long, default_value = "demo")]
     model: String,
-    /// The program that serves; by default the one that cargo has built.
+    /// The server program. The default is the `bursar` that cargo has built.
     #[arg(long, default_value = env!("CARGO_BIN_EXE_bursar"))]
     server: String,
-    /// Streams at once, each asking again when it is answered; a run for each number.
+    /// Numbers of concurrent streams, one run for each number. A stream sends its next request when
+    /// its reply has ended.
     #[arg(long, value_delimiter = ',', default_value = "1,8")]
     streams: Vec<usize>,
-    /// How long each run asks.
+    /// The time in which each run sends requests, in seconds.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Words of a prompt.
@@ -48,20 +50,20 @@ pub struct Options {
     /// Tokens of a reply.
     #[arg(long, default_value_t = 128)]
     tokens: usize,
-    /// Arrivals instead, as
+    /// A JSON file of requests with arrival times, which replaces the streams:
     /// `{"runs": [{"name", "requests": [{"t", "kind", "prompt", "out", "file"}]}]}`.
     #[arg(long)]
     trace: Option<String>,
     /// The folder of the trace's pictures.
     #[arg(long, default_value = ".")]
     pictures: String,
-    /// Clients that open the budget's events and wait.
+    /// Number of clients that subscribe to the budget's events and wait.
     #[arg(long, default_value_t = 0)]
     idle: usize,
-    /// This process is the child that asks in process.
+    /// Whether this process is the child that sends requests in process.
     #[arg(long, hide = true)]
     is_child: bool,
-    /// cargo says so.
+    /// Ignored. cargo passes this flag to each benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }

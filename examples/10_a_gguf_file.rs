@@ -45,7 +45,7 @@ async fn main() -> Result<(), Failure> {
         let answer = model.chat(chat).await?.text().await?;
         println!("? {question}\n> {answer}\n");
         if !answer.to_lowercase().contains(&word.to_lowercase()) {
-            return Err(format!("an answer to {question:?} has the word {word:?}").into());
+            return Err(format!("the answer to {question:?} does not contain {word:?}").into());
         }
     }
     runtime.shutdown().await;

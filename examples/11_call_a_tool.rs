@@ -57,8 +57,8 @@ async fn main() -> Result<(), Failure> {
             _ => {}
         }
     }
-    let [call] = &calls[..] else { return Err(format!("{} calls, and not one", calls.len()).into()) };
-    let arguments = Value::Object(call.parsed().ok_or("the arguments are an object")?);
+    let [call] = &calls[..] else { return Err(format!("the reply has {} calls, not 1", calls.len()).into()) };
+    let arguments = Value::Object(call.parsed().ok_or("the arguments are not an object")?);
     let (town, days) = (arguments["town"].as_str().ok_or("a town")?, arguments["days"].as_u64().ok_or("days")?);
     if !["Bern", "Chur", "Zug"].contains(&town) || !(1..=7).contains(&days) {
         return Err(format!("{arguments} does not follow the schema").into());

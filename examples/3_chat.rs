@@ -1,5 +1,5 @@
-//! A chat about a picture: streamed, with a second turn, a reply in a given form,
-//! several samples, and probabilities.
+//! A chat about a picture: streamed, with a second turn, a reply that follows a schema,
+//! several samples, and token probabilities.
 //!
 //! `cargo run --release --example 3_chat`
 
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Failure> {
     let formed = about("How many shapes are there?").format(OutputFormat::json(schema)).temperature(0.0);
     let value: Value = serde_json::from_str(&model.chat(formed).await?.text().await?)?;
     println!("{value}");
-    value["shapes"].as_u64().ok_or("the schema asks for a whole number")?;
+    value["shapes"].as_u64().ok_or("`shapes` is not a whole number")?;
 
     println!("\nOne of three words, with the probability of each token:");
     let words = ["red", "green", "blue"].map(str::to_owned);
@@ -59,13 +59,13 @@ async fn main() -> Result<(), Failure> {
         return Err(format!("the reply is {word:?}; expected one of {words:?}").into());
     }
 
-    println!("\nThree samples, far too warm; their prompt and picture are computed once:");
+    println!("\nThree samples at a high temperature. Their prompt and picture are computed once:");
     let warm = about("Describe the picture.").temperature(3.0).top_k(0).top_p(1.0).seed(7).max_tokens(12);
     for mut reply in model.samples(warm, 3).await? {
         while let Some(event) = reply.next().await {
             if let ChatEvent::Done { text, usage, .. } = event? {
                 let (cached, prompt) = (usage.cached_tokens, usage.prompt_tokens);
-                println!("{text:?} ({cached} of {prompt} tokens of the prompt were there)");
+                println!("{text:?} ({cached} of {prompt} prompt tokens were in the cache)");
             }
         }
     }

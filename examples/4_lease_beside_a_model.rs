@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let whole = budget.snapshot().await?.total;
     match budget.lease(Class::external("my-index"), whole).await {
-        Ok(_) => return Err("some of a device is always kept free".into()),
+        Ok(_) => return Err("a lease of the whole device was granted".into()),
         Err(error) => println!("{whole}: {error}\n hint: {}\n", error.hint()),
     }
 
@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokio::task::yield_now().await;
     }
     println!(
-        "The cache waits. The index ends; its memory goes back to the device first, then its bytes to the ledger."
+        "The cache waits. The index is dropped: its memory returns to the device, then its bytes return to the ledger."
     );
     drop(index);
     let cache = waiting.await??;

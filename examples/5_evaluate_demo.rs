@@ -1,7 +1,7 @@
 //! The share of questions that the demo model answers exactly through this runtime. The
 //! questions come from a folder written by `draw.py`. Without a folder, they are about
-//! the two bundled pictures. A second folder is a checkpoint to ask instead of the embedded
-//! demo, such as the hybrid demo with decompressed weights.
+//! the two bundled pictures. A second folder is a checkpoint that is used instead of the
+//! embedded demo, such as the hybrid demo with decompressed weights.
 //!
 //! ```sh
 //! python3 model/demo/draw.py --seed 20261121 --count 1000 --out /tmp/unseen   # needs numpy and Pillow

@@ -4,7 +4,7 @@
 //! ```sh
 //! cargo run --release --example 6_chat_over_http            # serves on port 8080 until it is interrupted
 //! curl -N --data-binary @model/demo/pictures/shapes.png '127.0.0.1:8080/chat?question=Describe+the+picture.'
-//! cargo run --release --example 6_chat_over_http -- --once  # asks itself, and ends
+//! cargo run --release --example 6_chat_over_http -- --once  # sends itself requests and exits
 //! ```
 //!
 //! An event is `text` (`{"text":…}`), `done` (`{"finish_reason":…,"usage":{…}}`) or `error`
@@ -128,12 +128,12 @@ async fn main() -> Result<(), Failure> {
 
 /// The built-in client, which uses plain sockets.
 async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
-    println!("A picture, and its reply as it comes:");
+    println!("A picture, and the reply as it arrives:");
     let whole = Answer::to(port, "question=Describe+the+picture.", demo::pictures()[0].bytes).await?.whole().await?;
     println!("{whole}");
-    expect("a stream that ends well", whole.contains("200 OK") && whole.contains("event: done"))?;
+    expect("a stream that ends with `done`", whole.contains("200 OK") && whole.contains("event: done"))?;
 
-    println!("A chat that cannot be:");
+    println!("An invalid chat:");
     let whole = Answer::to(port, "question=Hello&max_tokens=0", b"").await?.whole().await?;
     println!("{whole}\n");
     expect(
@@ -141,7 +141,7 @@ async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
         whole.contains("400 Bad Request") && whole.contains("`max_tokens` is 0; expected at least 1"),
     )?;
 
-    println!("Two long chats, and one more than may be under way:");
+    println!("Two long chats, and a third chat beyond the limit:");
     let mut long = Vec::new();
     for _ in 0..REQUESTS {
         long.push(Answer::to(port, "question=Tell+me+something.&min_tokens=400", b"").await?);
@@ -150,13 +150,13 @@ async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
     println!("{whole}\n");
     expect("the server is overloaded", whole.contains("503 Service Unavailable") && whole.contains("retry-after"))?;
 
-    println!("{} chats are under way. Their connections are dropped.", model.requests().0);
+    println!("{} chats are running. Their connections are dropped.", model.requests().0);
     drop(long);
     let mut looks = tokio::time::interval(Duration::from_millis(1));
     while model.requests().0 > 0 {
         looks.tick().await;
     }
-    println!("No chat is under way.");
+    println!("No chat is running.");
     Ok(())
 }
 

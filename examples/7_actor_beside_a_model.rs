@@ -123,7 +123,7 @@ impl Actor for Album {
         if let SupervisionEvent::ActorTerminated(dead, ..) | SupervisionEvent::ActorFailed(dead, _) = event {
             let serving = state.arguments.model.serving_after(state.generation).await?;
             let successor = serving.scheduler.get_cell();
-            println!("  album: scheduler {} is dead, {} works", dead.get_id(), successor.get_id());
+            println!("  album: scheduler {} is dead, {} replaces it", dead.get_id(), successor.get_id());
             myself.monitor(successor);
             (state.generation, state.deaths) = (serving.generation, state.deaths + 1);
         }
@@ -202,7 +202,7 @@ impl Actor for Curator {
         if let SupervisionEvent::ActorFailed(dead, error) = event {
             println!("  curator: album {} has failed: {error}", dead.get_id());
             let (album, _) = Album::spawn_linked(None, Album, arguments.clone(), myself.get_cell()).await?;
-            println!("  curator: album {} takes its place", album.get_id());
+            println!("  curator: album {} replaces it", album.get_id());
             albums.send_replace(Some(album));
         }
         Ok(())

@@ -28,7 +28,7 @@ async fn main() -> Result<(), Failure> {
     let expected = model.chat(chat.clone()).await?.text().await?;
     let before = runtime.budget().snapshot().await?;
     let beginning: String = expected.chars().take(160).collect();
-    println!("Undisturbed:\n{} ...\n\nWho holds what:", beginning.escape_debug());
+    println!("Without a kill:\n{} ...\n\nLeases:", beginning.escape_debug());
     show(&before);
 
     for victim in ["scheduler", "vision", "budget", "engine"] {
@@ -42,7 +42,7 @@ async fn main() -> Result<(), Failure> {
         // Chats do not need the budget. After the death of any other victim, an unfinished reply
         // pauses for at least the restart's back-off.
         if victim != "budget" && pause < LoadOptions::default().intensity.back_off {
-            return Err(format!("the {victim} was killed too late to be missed").into());
+            return Err(format!("the {victim} was killed too late to delay the reply").into());
         }
         let successor = find(&runtime, &model, victim).await?.get_id();
         let now = model.serving().await?.generation;
@@ -52,11 +52,11 @@ async fn main() -> Result<(), Failure> {
         }
     }
 
-    println!("\nWho holds what now. The weights were not loaded again; an engine's other leases are its successor's:");
+    println!("\nLeases now. The weights were not loaded again. The new engine holds the other leases:");
     let after = runtime.budget().snapshot().await?;
     show(&after);
     if after.granted != before.granted {
-        return Err("the ledger is not as it was".into());
+        return Err("the granted bytes have changed".into());
     }
     runtime.shutdown().await;
     Ok(())

@@ -39,14 +39,14 @@ async fn main() -> Result<(), Failure> {
         ..LoadOptions::small()
     };
     match runtime.load_with(ModelSource::demo(), third(), |_| {}).await {
-        Ok(_) => return Err("the device is full".into()),
+        Ok(_) => return Err("the third model was loaded on a full device".into()),
         Err(error) => println!("third: {error}\n hint: {}\n", error.hint()),
     }
     runtime.unload("hungry").await?;
     println!("hungry is unloaded, and its memory is released. The third model fits now:");
     let third = runtime.load_with(ModelSource::demo(), third(), |_| {}).await?;
     println!("third on {}: {}", number.name, ask(&third, number).await?);
-    println!("thrifty has noticed nothing: {}", ask(&thrifty, shapes).await?);
+    println!("thrifty is not affected: {}", ask(&thrifty, shapes).await?);
     runtime.shutdown().await;
     Ok(())
 }

@@ -11,7 +11,7 @@
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let runtime = Runtime::start(RuntimeConfig::default()).await?; // a GPU, or host memory of 512 MiB
-//! let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() }; // leaves room for others
+//! let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() }; // leaves memory for others
 //! let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?; // plan, load, stress, READY
 //!
 //! let picture = Image::from_bytes(demo::pictures()[1].bytes); // or Image::open("cat.jpg")?

@@ -1,4 +1,5 @@
-//! Rules about the source: which code may know what, take memory, or read the clock.
+//! Rules about the source: allowed dependencies, and the code that may allocate memory or read the
+//! clock.
 
 #[path = "architecture/language.rs"]
 mod language;
@@ -119,7 +120,7 @@ fn each_crate_uses_only_its_allowed_modules() {
 #[test]
 fn compute_modules_of_actors_do_not_use_actors() {
     let words = ["ractor", "crate::tree", "crate::responder", "tokio::spawn"];
-    assert_none(offenders("actors/src/compute", &words, &[]), "a lane is asked by jobs and answers by closures");
+    assert_none(offenders("actors/src/compute", &words, &[]), "a lane takes jobs and answers with closures");
 }
 
 #[test]
@@ -146,7 +147,7 @@ fn only_device_files_of_budgets_allocate_memory() {
     for name in CRATES {
         assert_none(
             offenders(&format!("{name}/src"), &words, &["budgets/src/device/"]),
-            "only the device files of budgets take memory",
+            "only the device files of budgets allocate memory",
         );
     }
 }
@@ -172,7 +173,7 @@ fn unsafe_code_is_only_in_allowed_files() {
         "actors/src/compute/",
     ];
     for folder in SOURCES {
-        assert_none(offenders(folder, &["unsafe ", "unsafe{"], &allowed), "unsafe code has its places");
+        assert_none(offenders(folder, &["unsafe ", "unsafe{"], &allowed), "only the listed files have unsafe code");
     }
 }
 
@@ -238,16 +239,16 @@ fn code_that_needs_host_memory_chooses_a_host_device() {
     let offenders = sources
         .filter(|(_, text)| text.contains("RuntimeConfig::default()") && needs.iter().any(|need| text.contains(need)))
         .filter(|(_, text)| !text.contains("DeviceChoice::Host"));
-    assert_none(offenders.map(|(name, _)| name).collect(), "host memory is DeviceChoice::Host");
+    assert_none(offenders.map(|(name, _)| name).collect(), "code that needs host memory chooses DeviceChoice::Host");
     let pages = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the file is there");
-    assert!(!pages.contains(needs[2]), "the pages say that a GPU is the default device");
+    assert!(!pages.contains(needs[2]), "a GPU is the default, so README.md must not name host memory");
 }
 
 #[test]
 fn metrics_are_recorded_through_their_table() {
     let words = ["use metrics::", "metrics::with_", "gauge!(", "counter!(", "histogram!("];
     for folder in SOURCES {
-        assert_none(offenders(folder, &words, &["actors/src/shared/metric/"]), "one table has all metrics");
+        assert_none(offenders(folder, &words, &["actors/src/shared/metric/"]), "only the metric table records metrics");
     }
 }
 
@@ -256,7 +257,7 @@ fn only_one_file_writes_to_standard_error() {
     let words = ["eprint!(", "eprintln!(", "dbg!(", "stderr()"];
     for folder in SOURCES {
         let allowed = ["cli/src/logging.rs"];
-        assert_none(offenders(folder, &words, &allowed), "with --log json each line there is an object");
+        assert_none(offenders(folder, &words, &allowed), "with --log json, each line of stderr is a JSON object");
     }
 }
 
@@ -264,9 +265,9 @@ fn only_one_file_writes_to_standard_error() {
 fn every_file_begins_with_a_doc_comment_and_stays_short() {
     for folder in CRATES.into_iter().chain(["src", "tests", "examples", "benches"]) {
         for (name, text) in sources(folder) {
-            assert!(text.starts_with("//!"), "{name} opens with a `");
+            assert!(text.starts_with("//!"), "{name} must begin with a `//!` line");
             let lines = text.lines().count();
-            assert!(lines <= 600, "{name} has {lines} lines; split a hub above 600");
+            assert!(lines <= 600, "{name} has {lines} lines; the limit is 600, so split the file");
         }
     }
 }
@@ -274,7 +275,7 @@ fn every_file_begins_with_a_doc_comment_and_stays_short() {
 #[test]
 fn actors_ask_questions_only_through_the_table() {
     let asks = offenders("actors/src", &["RpcReplyPort", "call!(", "call_t!(", ".call("], &[]);
-    assert_none(asks, "questions go through tree.rs, with their deadline");
+    assert_none(asks, "actors ask questions through tree.rs, which sets the deadline");
 }
 
 #[test]
@@ -312,7 +313,7 @@ fn rule_9_no_source_makes_an_unbounded_queue() {
     // a credit.
     let words = ["unbounded", "mpsc::channel()", "SegQueue", "LinkedList", "crossbeam", "flume"];
     for folder in SOURCES {
-        assert_none(offenders(folder, &words, &[]), "rule 9: full is an answer");
+        assert_none(offenders(folder, &words, &[]), "rule 9: every queue is bounded, and a full queue is an answer");
     }
     let bans = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("clippy.toml")).expect("the file");
     for banned in ["tokio::sync::mpsc::unbounded_channel", "std::sync::mpsc::channel"] {

@@ -6,9 +6,10 @@
 //! | `client` | chats: requests, their preparation, and replies | runtime |
 //! | `compute` | lanes: threads that own a device's stream and run a model | an actor |
 //! | `shared` | messages' answers, supervision, metrics, events, and the pure cores that several actors use | an actor, a client |
-//! | `knobs`, `sleep` | settings of a model; who keeps a model awake | |
+//! | `knobs`, `sleep` | settings of a model; the requests that keep a model awake | |
 //!
-//! [`tree`] contains the supervision tree and the one table of which actor may ask which.
+//! [`tree`] contains the supervision tree, and the only table of which actor may ask which other
+//! actor.
 //!
 //! This crate handles messages and deaths of actors. It must never know arithmetic, files, or the
 //! name of a model family.

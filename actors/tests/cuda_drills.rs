@@ -389,8 +389,8 @@ fn loads_that_failed_on_another_server_lose_no_request() {
             block_in_place(|| other_process.hold(wanted)) == wanted
         })
         .await;
-        // Then the other process takes all but 200 MiB of the rest. This amount was left to the
-        // server that lost requests under these loads.
+        // Then the other process takes all but 200 MiB of the rest. The server that lost requests
+        // under these loads also had only 200 MiB left.
         let free = block_in_place(|| other_process.leave(Bytes::mib(200)));
         println!("{free} are free while the other process holds its memory");
         let scored = |_| counting_chat(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);
@@ -492,7 +492,7 @@ fn another_process_in_any_start_phase_only_shrinks_the_cache() {
             assert!(held >= Bytes::gib(1), "{phase}: the other process took memory");
             println!("{phase}: another process has {held}; {}, {tokens} tokens", started.description());
             for AttemptReport { attempt, target_tokens, phase, outcome } in &started.attempts {
-                println!("  attempt {attempt} of {target_tokens} tokens came to {phase}: {outcome:?}");
+                println!("  attempt {attempt} of {target_tokens} tokens reached {phase}: {outcome:?}");
             }
             ask_all(&started.model, (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
             eventually("the cache has shrunk enough", async || stage.is_quiet().await).await;

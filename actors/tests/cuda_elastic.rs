@@ -85,7 +85,7 @@ fn another_process_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
                 stage.measured().await.foreign >= wanted
             })
             .await;
-            eventually("the canary is whole", async || {
+            eventually("the canary has its full size", async || {
                 let now = stage.snapshot().await;
                 now.canary == now.canary_wanted
             })

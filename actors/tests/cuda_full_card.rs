@@ -166,7 +166,7 @@ async fn a_model_that_fills_the_card_serves_and_recaptures_graphs() {
     assert_eq!(metrics_log.value("bursar_graphs_not_recaptured_total"), 0.0);
     let now = budget.measure().await.expect("the budget answers");
     println!("after both lanes have died:\n{now}");
-    assert_eq!((now.granted, now.canary), (full.granted, full.canary), "the reserve had room for new bytes");
+    assert_eq!((now.granted, now.canary), (full.granted, full.canary), "the reserve covered the new bytes");
     runtime.unload("seven").await.expect("the model unloads");
     let after = budget.measure().await.expect("the budget answers");
     assert_eq!((after.granted, after.of_class(&Class::Kv)), (empty.granted, Bytes::ZERO), "{after}");

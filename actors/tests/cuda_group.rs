@@ -60,7 +60,7 @@ fn bound(source: &ModelSource) -> f32 {
 }
 
 async fn served(devices: &[Arc<CudaDevice>], source: ModelSource) -> (Runtime, ModelHandle) {
-    loaded(devices, source, roomy()).await
+    loaded(devices, source, ample()).await
 }
 
 async fn loaded(devices: &[Arc<CudaDevice>], source: ModelSource, options: LoadOptions) -> (Runtime, ModelHandle) {
@@ -74,7 +74,7 @@ async fn loaded(devices: &[Arc<CudaDevice>], source: ModelSource, options: LoadO
     (runtime, model)
 }
 
-fn roomy() -> LoadOptions {
+fn ample() -> LoadOptions {
     LoadOptions { kv_tokens: Some(4096), ..options() }
 }
 
@@ -113,7 +113,7 @@ fn replies_of_several_ranks_repeat_and_match_one_rank_closely() {
     story(async |Stage { runtime, device }| {
         let devices = several(&device);
         for source in [shared_by(&devices), tiny("qwen3_vl_moe")] {
-            let model = runtime.load_with(source.clone(), roomy(), |_| {}).await.expect("the model loads");
+            let model = runtime.load_with(source.clone(), ample(), |_| {}).await.expect("the model loads");
             let of_one = first(&model).await;
             runtime.unload(model.name()).await.expect("the model unloads");
             let (ranks, model) = served(&devices, source.clone()).await;
@@ -167,7 +167,7 @@ fn replies_through_nccl_repeat_and_match_our_all_reduce_closely() {
         let (by_kernels, of_kernels) = (answers(&model).await, first(&model).await);
         let before = uncounted(&devices);
         ranks.shutdown().await;
-        let options = LoadOptions { disable_custom_all_reduce: true, ..roomy() };
+        let options = LoadOptions { disable_custom_all_reduce: true, ..ample() };
         let (ranks, model) = loaded(&devices, source.clone(), options).await;
         let (replies, of_nccl) = (answers(&model).await, first(&model).await);
         println!("{by_kernels:?} by kernels, {replies:?} by NCCL; the first token: {of_kernels}, {of_nccl}");
@@ -225,7 +225,7 @@ fn pictures_split_over_ranks_match_one_rank_even_after_failures() {
         };
         let devices = several(&device);
         let source = shared_by(&devices);
-        let model = runtime.load_with(source.clone(), roomy(), |_| {}).await.expect("the model loads");
+        let model = runtime.load_with(source.clone(), ample(), |_| {}).await.expect("the model loads");
         let mut of_one = Vec::new();
         for number in 0..12 {
             of_one.push(first_of(&model, number * 2).await);
@@ -343,7 +343,7 @@ fn a_lane_that_loses_a_rank_restarts_without_losing_requests() {
         let began = Instant::now();
         engine.send_message(refused).expect("the engine is running");
         assert_eq!(answers(&model).await, reply);
-        assert!(began.elapsed() < Duration::from_secs(10), "the other ranks stop earlier than their 20 s of patience");
+        assert!(began.elapsed() < Duration::from_secs(10), "the other ranks stop before their timeout of 20 s");
         assert_eq!(devices.iter().map(|device| device.counts().backed).collect::<Vec<_>>(), backed);
         ranks.shutdown().await;
         for device in &devices {

@@ -59,7 +59,7 @@ impl Tenant {
             .budget()
             .lease(Class::external("index"), page)
             .await
-            .expect("the budget has room for the lease");
+            .expect("the budget has memory for a lease");
         let segment = Segment::reserve(stage.runtime.device(), page * 2, lease).expect("the addresses can be reserved");
         segment.back_to(page).expect("the segment is backed");
         Tenant { cuda, workspace: Workspace::over(segment) }

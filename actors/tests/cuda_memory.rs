@@ -21,12 +21,12 @@ fn the_ledger_counts_context_modules_and_other_processes() {
         let pinned = device.pinned(Bytes::mib(64)).expect("the host has page-locked memory");
         // The ledger cannot distinguish memory without a lease from memory of another process.
         let address = device.reserve(Bytes::gib(3)).expect("addresses");
-        device.back(address, Bytes::gib(3)).expect("the device has room");
+        device.back(address, Bytes::gib(3)).expect("the device has memory");
         let seen = budget.measure().await.expect("the budget answers");
         let more = seen.foreign - started.foreign;
         assert!((Bytes::gib(3)..=Bytes::gib(3) + Bytes::mib(64)).contains(&more), "{more} more bytes are foreign");
         let asked = seen.free + Bytes::gib(1);
-        budget.try_lease(Class::external("mine"), asked).await.expect_err("the other process holds the memory");
+        budget.try_lease(Class::external("mine"), asked).await.expect_err("the memory is counted as foreign");
         device.release_reservation(address).expect("the reservation can be released");
         assert!(budget.measure().await.expect("the budget answers").foreign < started.foreign + Bytes::mib(64));
         budget.try_lease(Class::external("mine"), asked).await.expect("the memory is free again");
@@ -49,7 +49,7 @@ fn the_budget_answers_at_once_while_a_card_is_reclaimed() {
         let request = Request::new(owner.clone(), Class::Kv, "whole card", bytes);
         let lease = testing::lease(budget, tree::LEASE_FOR_ENGINE, request, false)
             .await
-            .expect("the budget has room for the lease");
+            .expect("the budget has memory for a lease");
         let on = runtime.device();
         let segment = tokio::task::spawn_blocking(move || {
             let segment = Segment::reserve(on, bytes, lease).expect("addresses");
@@ -70,7 +70,7 @@ fn the_budget_answers_at_once_while_a_card_is_reclaimed() {
         });
         let (slowest, answers) = ask_until(budget, Duration::ZERO, 0, || clearing.is_finished()).await;
         let took = begun.elapsed();
-        println!("{bytes} came home in {took:?}; {answers} snapshots meanwhile, the slowest took {slowest:?}");
+        println!("{bytes} were returned in {took:?}; {answers} snapshots meanwhile, the slowest took {slowest:?}");
         clearing.await.expect("the task does not panic").expect("the budget answers");
         assert!(answers > 10 && slowest < took / 4, "budget questions do not wait for the device");
         assert_eq!((device.counts().backed, budget.leased_bytes()), (Bytes::ZERO, Bytes::ZERO));

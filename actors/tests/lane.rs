@@ -442,7 +442,7 @@ async fn a_dying_lanes_device_work_ends_before_its_death_is_reported() {
     stage.clock.let_past(ALL);
     assert!(matches!(begun.recv().expect("the job is answered"), Err(LaneError::Gone)));
     stage.lane.ended().await;
-    assert!(behind.is_passed(), "every fence passes in the end");
+    assert!(behind.is_passed(), "every fence passes when the lane ends");
     assert!(matches!(stage.prompt("B").recv().expect("the job is answered"), Err(LaneError::Gone)));
 }
 
@@ -498,13 +498,13 @@ async fn waiting_for_an_idle_lane_ignores_captures() {
     stage.lane.submit(Job::Capture(CaptureJob { size: GraphKey::decode(2), answer }));
     stage.clock.until(|state| !state.log.is_empty());
     let mut idle = Box::pin(stage.lane.idle());
-    assert!(!still_waits(&mut idle).await, "a successor does not wait for a capture");
+    assert!(!still_waits(&mut idle).await, "the lane counts as idle during a capture");
     let step = stage.prompt("A");
     let mut idle = Box::pin(stage.lane.idle());
-    assert!(still_waits(&mut idle).await, "the pages are not reused yet");
+    assert!(still_waits(&mut idle).await, "the step has not ended");
     stage.clock.let_past(ALL);
     idle.await;
-    assert_eq!(captured.try_recv().expect("the capture was answered first").expect("the capture is no failure"), None);
+    assert_eq!(captured.try_recv().expect("the capture was answered first").expect("the capture does not fail"), None);
     assert!(step.try_recv().is_ok());
     assert_eq!(stage.clock.log(), ["capture", "launch 0", "answer A"]);
 }

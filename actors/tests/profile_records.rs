@@ -33,7 +33,7 @@ impl Folder {
     }
 
     fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.0).expect("the file exists").flatten();
+        let entries = fs::read_dir(&self.0).expect("the folder exists").flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 }
@@ -107,7 +107,7 @@ proptest! {
         place.keep(second.clone()).expect("the record is written");
         prop_assert_eq!(place.find(&second.profile_key), Ok(RecordLookup::Applies(second.clone())));
         if first.profile_key != second.profile_key {
-            prop_assert_eq!(place.find(&first.profile_key), Ok(RecordLookup::Applies(first)), "each basis keeps its record");
+            prop_assert_eq!(place.find(&first.profile_key), Ok(RecordLookup::Applies(first)), "each key keeps its record");
         }
     }
 
@@ -181,8 +181,8 @@ fn each_model_and_device_has_a_separate_profile_file() {
     assert_eq!(of("../../etc", "x", "..").parent(), Some(&*folder.0));
 }
 
-/// The format number of a file written now. With it, the tests below stay valid when the number
-/// changes.
+/// The format number of a file written now. The tests below use this number, so they stay valid
+/// when it changes.
 fn current_format() -> u64 {
     let folder = Folder::empty();
     folder.place().keep(profile(on("1"))).expect("the record is written");
@@ -207,8 +207,8 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
     let files: Vec<(&str, Vec<u8>, Matches)> = vec![
         ("nothing", Vec::new(), broken),
         ("zeros, as after a crash", vec![0; 4096], broken),
-        ("no JSON", b"profile".to_vec(), broken),
-        ("no UTF-8", [header.as_bytes(), b"[\"\xff\"]}"].concat(), broken),
+        ("not JSON", b"profile".to_vec(), broken),
+        ("not UTF-8", [header.as_bytes(), b"[\"\xff\"]}"].concat(), broken),
         ("another kind of JSON", b"[1, 2]".to_vec(), broken),
         ("no format", b"{\"profiles\": []}".to_vec(), broken),
         (
@@ -216,11 +216,11 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
             format!("{{\"format\": {}, \"measured\": {{}}}}", current_format() + 1).into_bytes(),
             format,
         ),
-        ("a format beyond all", b"{\"format\": 18446744073709551615}".to_vec(), format),
+        ("the largest format number", b"{\"format\": 18446744073709551615}".to_vec(), format),
         ("a format that is text", b"{\"format\": \"1\", \"profiles\": []}".to_vec(), broken),
         ("two objects", [good(|value| value), b"{}".to_vec()].concat(), broken),
         (
-            "a field too few",
+            "a missing field",
             good(|mut value| {
                 value["profiles"][0].as_object_mut().expect("an object").remove("kv_blocks");
                 value
@@ -228,7 +228,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
             broken,
         ),
         (
-            "a field too many",
+            "an additional field",
             good(|mut value| {
                 value["profiles"][0]["more"] = 1.into();
                 value
@@ -244,7 +244,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
             broken,
         ),
         (
-            "a size that is no number",
+            "a size that is not a number",
             good(|mut value| {
                 value["profiles"][0]["cache_rows"] = "many".into();
                 value
@@ -252,7 +252,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
             broken,
         ),
         (
-            "a fact that is no text",
+            "a fact that is not text",
             good(|mut value| {
                 value["profiles"][0]["basis"]["driver"] = 580.into();
                 value

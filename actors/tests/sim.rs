@@ -425,7 +425,7 @@ impl World {
             // A sequence that ended during the step is unknown, and its part of the step was
             // wasted.
             let sequence = self.scheduler.sequence(row.sequence);
-            assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "tokens are at their positions");
+            assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "the step continues the reply");
         }
         let tokens = self.accepted(&plan);
         // The device has executed this step, so the step's pictures are unpinned.

@@ -54,9 +54,9 @@ impl Photograph {
         compress.set_quality(quality);
         compress.set_chroma_sampling_pixel_sizes((2, 2), (2, 2));
         change(&mut compress);
-        let mut compress = compress.start_compress(Vec::new()).expect("memory takes a JPEG");
-        compress.write_scanlines(&self.rgb).expect("all rows are there");
-        compress.finish().expect("memory takes a JPEG")
+        let mut compress = compress.start_compress(Vec::new()).expect("writing to memory succeeds");
+        compress.write_scanlines(&self.rgb).expect("the picture has all rows");
+        compress.finish().expect("writing to memory succeeds")
     }
 
     #[allow(dead_code, reason = "chats show cameras' pictures only")]
@@ -67,7 +67,7 @@ impl Photograph {
         picture
             .expect("three bytes a pixel")
             .write_to(&mut encoded, image::ImageFormat::Png)
-            .expect("memory takes a PNG");
+            .expect("writing to memory succeeds");
         encoded.into_inner()
     }
 }

@@ -10,7 +10,8 @@ use tokio::{
 
 use crate::{Failure, Options, load::Summary};
 
-/// Ticks per second in `/proc/PID/stat`. Linux reports 100 to programs, whatever the kernel uses.
+/// Ticks per second in `/proc/PID/stat`. Linux reports 100 to programs, whatever rate the
+/// kernel uses.
 const TICKS: f64 = 100.0;
 
 /// The resources that a process has used so far.
@@ -62,7 +63,7 @@ impl Process {
 
     fn start(mut command: Command) -> Result<Self, Failure> {
         let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-        let output = child.stdout.take().ok_or("its output is ours")?;
+        let output = child.stdout.take().ok_or("the output of the process is not piped")?;
         Ok(Process { child, lines: BufReader::new(output).lines().into(), address: String::new() })
     }
 
@@ -81,7 +82,7 @@ impl Process {
 
     /// Reads the resources used so far.
     pub fn watch(&self) -> Result<Watched, Failure> {
-        Watched::of(&self.child.id().ok_or("it has ended")?.to_string())
+        Watched::of(&self.child.id().ok_or("the process has ended")?.to_string())
     }
 
     /// Kills the process and waits until it has ended.

@@ -131,8 +131,8 @@ impl Class {
         self.gives_up_rank().is_some()
     }
 
-    /// Whether a claimant of this class may first appear after READY, as a user's own code and
-    /// decoded pictures do.
+    /// Whether an owner may request its first lease of this class after READY, for example for a
+    /// user's own code or for decoded pictures.
     pub fn is_guest(&self) -> bool {
         matches!(self, Class::External(_) | Class::Host)
     }

@@ -261,7 +261,7 @@ impl Lease {
     /// If `resized` is for another lease, or segments back more than the new size. Both
     /// are bugs in Bursar.
     pub fn resize(&self, resized: &Resized) {
-        assert_eq!(resized.lease, self.id(), "this lease was not the one resized");
+        assert_eq!(resized.lease, self.id(), "the resize is for another lease");
         let backed = self.backed();
         assert!(backed <= resized.to, "{} cannot shrink to {}: {backed} are still backed", self.id(), resized.to);
         self.bytes.store(resized.to);

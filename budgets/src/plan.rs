@@ -34,7 +34,7 @@ pub struct MemoryPlan {
     claims: Vec<Claim>,
 }
 
-/// A setting that a user can change, and the value that would help.
+/// A setting that a user can change, and the value that would make the plan fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Knob {
     pub name: String,

@@ -86,7 +86,7 @@ impl Segment {
     }
 
     /// Unbacks the tail down to `bytes`, rounded up to whole pages. Does nothing if the prefix is
-    /// already that short. The size of the lease does not change: inform the ledger next.
+    /// already that short. The lease keeps its size: the caller must then resize the lease.
     ///
     /// # Errors
     /// Any error of the device; the prefix then keeps its length.
@@ -198,7 +198,7 @@ impl Drop for Segment {
             // has lost the memory too.
             drop(backing.0.clear(&mut backing.0.lock()));
             // Return the memory to the device before lowering the lease's count, because another
-            // segment of the same lease may back the saved bytes at once.
+            // segment of the same lease may back the freed bytes at once.
             drop(backing);
             self.lease.save(backed);
         } else {

@@ -188,7 +188,7 @@ impl Snapshot {
 
     /// The most that a model could hold, including its current leases: all memory that is not taken
     /// by overhead, other processes, other models or the canary.
-    pub fn room_of(&self, model: &Label) -> Bytes {
+    pub fn capacity_of(&self, model: &Label) -> Bytes {
         let others = self.granted - self.of_model(model);
         self.total.saturating_sub(self.overhead + self.foreign + self.canary_wanted + others)
     }

@@ -12,8 +12,8 @@ use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, RevokeHandle};
 /// The caller that drives the ledger calls [`FenceWatch::passed`] regularly, and sends the ledger
 /// one [`crate::Input::FencePassed`] for each returned lease. Unbacking the memory of a whole GPU
 /// takes a third of a second. To avoid blocking that long, call [`FenceWatch::due`], call
-/// [`PendingReclaim::release`] for each lease on another thread, and call [`FenceWatch::finish_release`]
-/// before informing the ledger.
+/// [`PendingReclaim::release`] for each lease on another thread, and call
+/// [`FenceWatch::finish_release`] before informing the ledger.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -65,8 +65,8 @@ impl FenceWatch {
     pub fn released(&mut self, note: ReleaseNote) -> bool {
         self.revokers.remove(&note.lease);
         if note.fence.is_passed() && note.backings.is_empty() && !self.pending.contains_key(&note.lease) {
-            // If the lease's memory is being returned now, `finish_release` reports the lease when the return
-            // is done.
+            // If the lease's memory is being returned now, `finish_release` reports the lease when
+            // the return is done.
             return !self.is_being_released(note.lease);
         }
         let pending = self.pending.entry(note.lease).or_default();

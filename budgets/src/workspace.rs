@@ -47,7 +47,7 @@ pub struct Workspace {
 }
 
 #[derive(Debug)]
-#[must_use = "a frame gives back what it holds when it drops"]
+#[must_use = "dropping a frame frees its temporaries"]
 pub struct Frame<'w> {
     workspace: &'w Workspace,
     depth: usize,
@@ -203,7 +203,7 @@ impl Frame<'_> {
         let living = self.workspace.depth.get();
         assert_eq!(
             self.depth, living,
-            "frame {} of {living} is not on top: drop the inner ones first to {deed}",
+            "frame {} of {living} is not on top: drop the inner frames first to {deed}",
             self.depth
         );
     }
@@ -211,8 +211,8 @@ impl Frame<'_> {
 
 impl Drop for Frame<'_> {
     fn drop(&mut self) {
-        // While a thread unwinds, frames still drop in order, and a second panic would abort the
-        // process. So the check is skipped.
+        // Skip the check while a thread unwinds: frames still drop in order, and a second panic
+        // would abort the process.
         if !std::thread::panicking() {
             self.assert_on_top("drop it");
         }

@@ -222,7 +222,7 @@ fn memory_outside_leases_counts_as_overhead_until_it_is_freed() {
         let more = device.overhead() - counted;
         assert!((Bytes::mib(64)..=Bytes::mib(68)).contains(&more), "{more} were counted as overhead");
         drop(held);
-        assert!(device.overhead() - counted <= Bytes::mib(4), "{} stay after the drop", device.overhead() - counted);
+        assert!(device.overhead() - counted <= Bytes::mib(4), "{} left after the drop", device.overhead() - counted);
     });
     assert!(device.counts().allocations > before);
 }
@@ -248,7 +248,7 @@ fn concurrent_overhead_measurements_count_each_byte_once() {
         assert!((each * 3..=each * 3 + Bytes::mib(8)).contains(&more), "{more} were counted as overhead");
         drop(made);
     });
-    assert!(device.overhead() - counted <= Bytes::mib(4), "{} stay after the drop", device.overhead() - counted);
+    assert!(device.overhead() - counted <= Bytes::mib(4), "{} left after the drop", device.overhead() - counted);
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn backing_and_unbacking_times_are_printed() {
             device.unback(address, bytes - tail).expect("the rest is unbacked");
         }
         println!(
-            "{bytes}: backed in {backed:?}, 2 MiB of the tail gone in {shortened:?}, the rest in {:?}",
+            "{bytes}: backed in {backed:?}, 2 MiB of the tail unbacked in {shortened:?}, the rest in {:?}",
             begun.elapsed()
         );
     }

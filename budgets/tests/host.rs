@@ -1,4 +1,4 @@
-//! Stories of the host device: its counters, its refusals, and its scripted faults.
+//! Tests of the host device: its counters, its refusals, and its scripted faults.
 
 use bursar_budgets::testing::HostControl;
 use bursar_budgets::testing::HostCounts;
@@ -163,7 +163,7 @@ fn a_back_refused_for_two_reasons_is_refused_once() {
     let address = device.reserve(PAGE * 8).unwrap();
     device.play(Script::new().refuse_back(1).refuse_back(2).refuse_call(3));
     let refused = [(); 3].map(|()| device.back(address, PAGE).is_err());
-    assert_eq!(refused, [true, true, false], "refused by the script, then by the device, then not");
+    assert_eq!(refused, [true, true, false], "refused for one reason, then for two, then not at all");
 }
 
 #[test]

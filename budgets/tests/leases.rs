@@ -1,4 +1,4 @@
-//! Stories of single leases and segments: their meters, and the release notes that they post when
+//! Tests of single leases and segments: their meters, and the release notes that they post when
 //! they end.
 
 mod notes;
@@ -90,7 +90,7 @@ fn a_lease_takes_the_size_that_the_ledger_granted() {
 }
 
 #[test]
-#[should_panic(expected = "this lease was not the one resized")]
+#[should_panic(expected = "the resize is for another lease")]
 fn resizing_a_lease_with_another_leases_grant_panics() {
     let mut fixture = Fixture::new();
     let (mine, other) = (fixture.lease(1), fixture.lease(1));

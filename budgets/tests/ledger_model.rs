@@ -304,7 +304,7 @@ impl Life {
         assert_eq!(outcomes, std::mem::take(&mut self.naive.outcomes), "after {op:?}");
         for effect in &effects {
             if let Some(Outcome::Yes(id) | Outcome::No(id)) = outcome_of(effect, canary) {
-                assert!(self.open.remove(&id), "question {id} is answered twice");
+                assert!(self.open.remove(&id), "request {id} is answered twice");
             }
         }
         self.compare();

@@ -54,7 +54,7 @@ fn a_ledger_starts_from_what_its_device_reports() {
 fn a_dead_owner_is_cleared_when_it_holds_nothing() {
     let mut ledger = ledger();
     let owner = Owner::new("kv", 1);
-    assert!(!ledger.is_cleared(&owner), "the owner lives");
+    assert!(!ledger.is_cleared(&owner), "the owner is alive");
     let lease = hold(&mut ledger, 1, request("kv", 1, Class::Kv, "demo", 100));
     ledger.step(Input::OwnerDied { owner: owner.clone() });
     assert!(!ledger.is_cleared(&owner), "100 bytes are still held");

@@ -1,4 +1,4 @@
-//! Stories of the ledger: granted and refused requests, revoked leases, and the order of these
+//! Tests of the ledger: granted and refused requests, revoked leases, and the order of these
 //! effects.
 
 use bursar_budgets::*;
@@ -123,7 +123,7 @@ fn a_dead_owner_is_cleared_once_after_all_its_fences() {
     );
     assert!(ledger.step(Input::OwnerDied { owner }).is_empty());
     assert!(ledger.step(Input::FencePassed { lease: other }).is_empty());
-    assert_eq!(ledger.snapshot(), before, "the ledger is as it was at first");
+    assert_eq!(ledger.snapshot(), before, "the ledger has returned to its initial state");
     assert_eq!(granted(&ask(&mut ledger, 5, next, false)).len(), 1);
     let late = ask(&mut ledger, 6, request("vision", Class::external("t"), 1), false);
     assert_eq!(refusal(&late), &Refusal::OwnerDead { owner: Owner::new("vision", 0) });
@@ -185,7 +185,7 @@ fn shrink_orders_respect_floors_and_pass_the_rest_on() {
     assert_eq!(
         effects,
         [deficit, order(younger, "younger", 350), order(older, "older", 300)],
-        "no lease covers 50 bytes"
+        "no lease can free the other 50 bytes"
     );
 }
 
@@ -287,7 +287,7 @@ fn an_unloaded_model_does_not_count_as_being_profiled() {
     let gate = |to| Input::Gate { model: "demo".into(), to };
     ledger.step(Input::Foreign(Bytes(300)));
     ledger.step(Input::Foreign(Bytes(50)));
-    assert_eq!(ledger.available(Memory::Device), Bytes(600), "a gain is ignored while a model's gate is open");
+    assert_eq!(ledger.available(Memory::Device), Bytes(600), "foreign decreases are ignored while the gate is open");
     ledger.step(gate(Gate::Teardown));
     ledger.step(Input::Release { lease, passed: true });
     ledger.step(gate(Gate::Open));

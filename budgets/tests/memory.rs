@@ -1,5 +1,5 @@
-//! Stories of segments on the host device: the backed memory never exceeds
-//! the lease, whatever fails.
+//! Tests of segments on the host device: the backed memory never exceeds the lease, whichever call
+//! fails.
 
 mod notes;
 

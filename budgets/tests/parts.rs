@@ -140,11 +140,11 @@ fn a_snapshot_sums_by_class_and_by_model() {
 }
 
 #[test]
-fn a_model_has_room_for_memory_other_models_leave_free() {
+fn a_model_may_hold_memory_that_other_models_leave_free() {
     let seen = shared().snapshot();
-    let rooms = ["a", "b", "c"].map(|model| seen.room_of(&model.into()).0);
+    let capacities = ["a", "b", "c"].map(|model| seen.capacity_of(&model.into()).0);
     let all = 1000 - 20 - 40 - 60;
-    assert_eq!(rooms, [all - 50, all - 330, all - 380]);
+    assert_eq!(capacities, [all - 50, all - 330, all - 380]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Stories of bytes as text and as numbers.
+//! Tests of `Bytes` and `Pages`: printing, parsing and arithmetic.
 
 use bursar_budgets::*;
 use proptest::prelude::*;

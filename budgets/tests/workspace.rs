@@ -1,4 +1,4 @@
-//! Stories of the workspace, and a comparison of its stack with a naive stack.
+//! Tests of the workspace, and a comparison of its stack with a naive stack.
 
 use bursar_budgets::testing::HostControl;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,7 +54,7 @@ fn a_full_workspace_reports_its_sizes_and_stays_unchanged() {
 }
 
 #[test]
-#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to take from it")]
+#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner frames first to take from it")]
 fn taking_from_an_outer_frame_under_an_inner_frame_panics() {
     let workspace = Workspace::dry();
     let outer = workspace.frame();
@@ -63,7 +63,7 @@ fn taking_from_an_outer_frame_under_an_inner_frame_panics() {
 }
 
 #[test]
-#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to drop it")]
+#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner frames first to drop it")]
 fn dropping_an_outer_frame_before_its_inner_frame_panics() {
     let workspace = Workspace::dry();
     let outer = workspace.frame();
@@ -72,7 +72,7 @@ fn dropping_an_outer_frame_before_its_inner_frame_panics() {
 }
 
 #[test]
-#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to open another on it")]
+#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner frames first to open another on it")]
 fn opening_a_frame_below_a_live_frame_panics() {
     let workspace = Workspace::dry();
     let outer = workspace.frame();

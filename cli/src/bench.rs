@@ -55,7 +55,7 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
             show(&report, options.json);
             if report.is_a_failure() {
                 Err(Failure {
-                    error: "a run got no replies".to_owned(),
+                    error: "a run received no replies".to_owned(),
                     hint: "the errors of its requests are printed above".to_owned(),
                 })
             } else {
@@ -204,7 +204,7 @@ async fn planned(source: ModelSource, target: Target, ranks: usize, load: LoadOp
     };
     let planned = tokio::task::spawn_blocking(plan).await;
     let planned = planned.map_err(|died| Failure {
-        error: format!("planning died: {died}"),
+        error: format!("the planning task failed: {died}"),
         hint: "this is a bug in Bursar; please report it with the model".to_owned(),
     })?;
     planned.map_err(|error: StartError| Failure::of(&error))
@@ -216,8 +216,8 @@ struct Bench {
     planner: Planner,
     fits: Fits,
     report: Report,
-    /// Whether figures are printed as they are measured, so that an interrupted run has already
-    /// printed its figures so far.
+    /// Whether each figure is printed as soon as it is measured, so that an interrupted run has
+    /// already printed partial results.
     is_text: bool,
     bar: ProgressBar,
     /// The probability with which a draft is accepted. `None`: a draft is accepted if it is the

@@ -12,17 +12,17 @@ use clap::Args;
 
 use crate::{failure::Failure, logging};
 
-/// The device to lease memory of.
+/// The options for the device whose memory is leased.
 #[derive(Args, Clone)]
 pub struct DeviceOptions {
     /// Device to use: auto (the first GPU, or host memory if there is no GPU), host, or cuda:N for
     /// the GPU with number N. Several devices, such as cuda:0,1 or host:2, share each model.
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
-    /// Number of devices that share each model, counted from the named device. auto takes the
-    /// fewest of the named devices, or of all GPUs, that the model fits on. If more devices are
-    /// named, or with auto, `serve` gives each model separate devices. N,N sets the number for
-    /// each model, in order.
+    /// Number of devices that share each model, counted from the named device. With auto, each
+    /// model uses the smallest number of the named devices, or of all GPUs, that it fits on. With
+    /// auto, or if more devices are named, `serve` gives each model separate devices. N,N sets the
+    /// number for each model, in order.
     #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
     tensor_parallel_size: Option<EachRanks>,
     /// Size of the host memory that stands in for a GPU, such as 2GiB. Default 512MiB.
@@ -38,13 +38,13 @@ pub struct DeviceOptions {
     /// and `plan` never use one.
     #[arg(long, value_name = "FOLDER|none", global = true)]
     profile_cache: Option<PathBuf>,
-    /// Where the CUDA toolkit is.
+    /// Folder of the CUDA toolkit.
     #[arg(long, hide = true, env = "CUDA_HOME", global = true)]
     cuda_home: Option<PathBuf>,
     /// A virtual environment, where NVIDIA's wheels install libraries.
     #[arg(long, hide = true, env = "VIRTUAL_ENV", global = true)]
     virtual_env: Option<PathBuf>,
-    /// A conda environment, likewise.
+    /// A conda environment, where NVIDIA's packages install libraries.
     #[arg(long, hide = true, env = "CONDA_PREFIX", global = true)]
     conda_prefix: Option<PathBuf>,
     #[command(flatten)]
@@ -152,7 +152,7 @@ impl FromStr for Named {
 fn at_odds(named: usize, size: usize) -> Failure {
     Failure {
         error: format!("--device names {named} devices, but --tensor-parallel-size is {size}"),
-        hint: "name --tensor-parallel-size devices (for `serve`, a multiple is allowed too), or leave \
+        hint: "name as many devices as --tensor-parallel-size (for `serve`, a multiple is allowed too), or leave \
                --tensor-parallel-size out"
             .to_owned(),
     }
@@ -173,7 +173,7 @@ fn idle(named: usize, taken: usize, models: usize) -> Failure {
     let use_them = if models == 1 { "1 model uses" } else { "the models use" };
     Failure {
         error: format!("--device names {named} devices, but {use_them} only {taken}; the other devices would be idle"),
-        hint: "name fewer devices, load more models, or let more devices share each model; `auto` may leave some idle"
+        hint: "name fewer devices, load more models, or let more devices share each model; `auto` allows idle devices"
             .to_owned(),
     }
 }

@@ -21,9 +21,9 @@ use crate::{
     model, shared_output,
 };
 
-/// Tries on host memory how a start behaves when the device refuses memory in each phase. With
-/// several devices, the last device refuses inside a job. Device options other than the number of
-/// devices and --capacity have no effect. No profile is read or written.
+/// Tests on host memory how a start behaves when the device refuses memory in each phase. With
+/// several devices, a fault inside a job is injected only on the last device. Device options other
+/// than the number of devices and --capacity have no effect. No profile is read or written.
 #[derive(Args)]
 pub struct Options {
     /// Faults to inject: memory is refused once in PHASE of each of the first N attempts. Phases

@@ -59,8 +59,8 @@ enum Command {
     /// it for later starts.
     Profile(Box<profile::Options>),
     /// Refuses memory on purpose and reports each attempt. Runs on host memory, with as many
-    /// devices as are named, and ignores --profile-cache. Exits with 1 if a byte was lost, and with
-    /// 2 if the faults cannot be parsed.
+    /// devices as are named, and ignores --profile-cache. Exits with 1 if memory leaked, and with 2
+    /// if the faults cannot be parsed.
     Drill(Box<drill::Options>),
     /// Shows how much memory a model would take on a device and what it could serve there,
     /// without a GPU. Exits with 0 if the model fits, with 1 if it does not, and with 2 if
@@ -86,7 +86,7 @@ impl Command {
 const LAST_THREADS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    // Changes the environment, so it must run while this is the only thread.
+    // Changes the environment, so it must run before any other thread starts.
     bursar::keep_multicast_off();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -40,11 +40,11 @@ pub struct Options {
     /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub, or `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
-    /// Shape of a released model instead of a model.
+    /// Shape of a released model, used in place of a checkpoint.
     #[arg(long, value_name = "NAME")]
     shape: Option<String>,
-    /// Lists the shapes, and what each takes and serves on GPUs with 24, 48, 80 and 141 GB,
-    /// with the given knobs.
+    /// Lists the shapes, with the memory that each takes and the load that it can serve on GPUs
+    /// with 24, 48, 80 and 141 GB under the given knobs.
     #[arg(long, conflicts_with_all = ["model", "shape", "total", "gpu"])]
     shapes: bool,
     /// Memory of the device to plan for, such as 80GiB, instead of the memory that the device has.
@@ -111,7 +111,7 @@ async fn list(device: &DeviceOptions, options: Options) -> ExitCode {
 
 fn death(died: &JoinError) -> Failure {
     Failure {
-        error: format!("planning died: {died}"),
+        error: format!("the planning task failed: {died}"),
         hint: "this is a bug in Bursar; please report it with the model".to_owned(),
     }
 }
@@ -178,7 +178,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     Ok(Report::of(&name, &planned, model, &forecast, unquantized, notes))
 }
 
-/// Says how much of a GGUF file stays in blocks, and which tensors do not.
+/// Reports how many bytes of a GGUF file stay in quantized blocks, and which tensors do not.
 fn block_note(found: &BlockWeights) -> String {
     const SHOWN: usize = 3;
     let BlockWeights { bytes, widened } = found;
@@ -193,8 +193,8 @@ fn block_note(found: &BlockWeights) -> String {
     }
 }
 
-/// Returns the smallest number of devices that the model fits on, among the devices found. If it
-/// fits on none of these numbers, returns the largest number of devices that can share it.
+/// Returns the smallest number of devices that the model fits on, among the devices found. If none
+/// of these numbers is enough, returns the largest number of devices that can share the model.
 fn min_ranks_for(
     sought: &PlacementQuery<'_>,
     planned: &Planned,

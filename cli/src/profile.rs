@@ -112,8 +112,7 @@ async fn size(
     let StartEvents { attempts, phases } =
         std::mem::take(&mut *recorded.lock().unwrap_or_else(PoisonError::into_inner));
     let ends = phases.iter().skip(1).map(|(_, at)| *at).chain([ready]);
-    // If a phase is repeated, the later one belongs to a later attempt and replaces the earlier
-    // one.
+    // A phase that a later attempt repeats replaces the same phase of the earlier attempt.
     let mut seconds: BTreeMap<_, _> =
         phases.iter().zip(ends).map(|((phase, at), end)| (phase.name(), (end - *at).as_secs_f64())).collect();
     seconds.insert("start", (ready - begun).as_secs_f64());

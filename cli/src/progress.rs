@@ -58,7 +58,7 @@ impl Bar {
             }
             Progress::Attempt(_) => {}
             Progress::Notice(notice) if self.is_shown => {
-                // Read the prefix first: while a bar is suspended, it cannot be read.
+                // Read the prefix first, because it cannot be read while the bar is suspended.
                 let text = format!("{}{notice}", self.bar.prefix());
                 self.bar.suspend(|| logging::note(text));
             }

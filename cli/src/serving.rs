@@ -75,7 +75,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
 async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>, served: &str) -> Result<(), Failure> {
     match loading.await {
         Ok(Ok(())) => {
-            // Print the address again after the messages of the start, where a user looks for it.
+            // Print the address again after the startup messages, because users look for it there.
             if logging::is_watched() {
                 logging::note(served);
             }

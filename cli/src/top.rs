@@ -177,9 +177,9 @@ fn watch(options: &Options, address: &Address, colors: Colors) -> Result<(), Fai
             }
         }
         if is_news || drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW) {
-            let mut room = session.room;
-            screen.draw(|frame| room = draw::draw(frame, &session, now(begun), colors))?;
-            session.room = room;
+            let mut viewport = session.viewport;
+            screen.draw(|frame| viewport = draw::draw(frame, &session, now(begun), colors))?;
+            session.viewport = viewport;
             (drawn, is_news) = (Some(Instant::now()), false);
         }
         match screen.wait(PATIENCE)? {

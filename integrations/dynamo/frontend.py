@@ -1,8 +1,10 @@
-"""Dynamo's frontend with the arguments of `python -m dynamo.frontend`, whose streams do not wait for the client's ACKs.
+"""Runs Dynamo's frontend with TCP_NODELAY, so that streams do not wait for the client's ACKs. It takes the arguments
+of `python -m dynamo.frontend`.
 
-Dynamo 1.6.1 serves HTTP without TCP_NODELAY. After the headers of a streamed reply, its kernel therefore holds the
-first tokens until the client's kernel acknowledges the headers, which Linux delays by 40 ms, and sends later tokens in
-groups. A connection inherits the option from the listening socket, so this program sets the option there.
+Dynamo 1.6.1 serves HTTP without TCP_NODELAY. After the headers of a streamed reply, the server's kernel therefore
+holds the first tokens until the client's kernel acknowledges the headers, which Linux delays by 40 ms, and sends
+later tokens in groups. A connection inherits the option from the listening socket, so this program sets the option
+there.
 """
 
 import argparse

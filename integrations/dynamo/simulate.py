@@ -87,7 +87,7 @@ class Fleet:
             if time.monotonic() - begun > 120 or any(process.poll() is not None for process in self.processes):
                 raise SystemExit((folder / "log").read_text()[-3000:])
             time.sleep(0.2)
-        # Waits until every worker of the list is found.
+        # The frontends need a few seconds to discover all workers.
         time.sleep(5)
 
     def run(self, module):

@@ -224,13 +224,13 @@ async def pictures(house):
     shown = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]
     answers = [await house.ask(shown + [{"type": "text", "text": question}], 16) for _ in range(3)]
     said = [answer.choices[0].message.content for answer in answers]
-    check("a picture is answered right each time", said == [expected] * 3, said)
+    check("the answer about a picture is right each time", said == [expected] * 3, said)
     try:
         far = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}, {"type": "text", "text": "?"}]
         await house.ask(far)
-        check("a picture of a host that is not allowed is refused", False)
+        check("a picture from a host that is not allowed is refused", False)
     except APIError as error:
-        check("a picture of a host that is not allowed is refused", getattr(error, "status_code", 0) == 400, error)
+        check("a picture from a host that is not allowed is refused", getattr(error, "status_code", 0) == 400, error)
 
 
 async def prefixes(house):
@@ -240,26 +240,27 @@ async def prefixes(house):
     cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in again]
     whole = [(answer.usage.prompt_tokens - 1) // 16 * 16 for answer in again]
     same = sum(worker_of(one) == worker_of(other) for one, other in zip(first, again))
-    check("equal prompts go where their blocks are", same == 12, f"{same} of 12")
-    check("and report all whole blocks as cached", cached == whole, f"{sum(cached)} of {sum(whole)} tokens")
+    check("equal prompts go to the worker that has their blocks", same == 12, f"{same} of 12")
+    told = f"{sum(cached)} of {sum(whole)} tokens"
+    check("replies to equal prompts report all whole blocks as cached", cached == whole, told)
     check("different prompts go to several workers", len({worker_of(answer) for answer in first}) > 1)
 
 
 async def sleeping(house):
     asleep = house.workers[0]
     told = asleep.control("sleep", level=1)
-    check("a worker sleeps by its control", told.get("is_sleeping") is True, told)
+    check("the control `sleep` suspends a worker", told.get("is_sleeping") is True, told)
     before, others = asleep.replies(), sum(worker.replies() for worker in house.workers[1:])
     results = await asyncio.gather(*(house.stream(unlike(100 + number), 4) for number in range(40)))
-    check("no request fails meanwhile", *all_ended(results))
-    check("a worker that sleeps gets none", asleep.replies() == before)
-    check("the others get all", sum(worker.replies() for worker in house.workers[1:]) == others + 40)
+    check("no request fails while a worker sleeps", *all_ended(results))
+    check("a worker that sleeps gets no requests", asleep.replies() == before)
+    check("the other workers get all requests", sum(worker.replies() for worker in house.workers[1:]) == others + 40)
     told = asleep.control("wake_up")
-    check("it wakes up by its control", told.get("is_sleeping") is False, told)
+    check("the control `wake_up` wakes the worker", told.get("is_sleeping") is False, told)
     begun = time.monotonic()
     while asleep.replies() == before and time.monotonic() - begun < PATIENCE_S:
         await asyncio.gather(*(house.ask(unlike(time.monotonic_ns())) for _ in range(6)))
-    check("and gets requests again", asleep.replies() > before)
+    check("the woken worker gets requests again", asleep.replies() > before)
 
 
 async def shrinking(house):
@@ -271,20 +272,22 @@ async def shrinking(house):
         held = small.control("neighbour", bytes=1 << 40)["bytes"]
         await asyncio.sleep(0.1)
     left = small.metric("dynamo_component_total_blocks")
-    check("a cache that shrinks for a neighbour is told", left <= blocks / 6, f"{blocks:.0f} to {left:.0f} blocks, {held} bytes")
+    told = f"{blocks:.0f} to {left:.0f} blocks, {held} bytes"
+    check("a cache that shrinks for another process is reported", left <= blocks / 6, told)
     shrunk = small.metric("bursar_kv_blocks")
-    check("with the number that the worker has", left == shrunk, f"{shrunk:.0f}")
+    check("the reported number of blocks is the worker's", left == shrunk, f"{shrunk:.0f}")
     await asyncio.sleep(1)
     before = small.replies()
     results = await asyncio.gather(*(house.stream(unlike(200 + number), 4) for number in range(40)))
-    check("a worker with few blocks left gets no more", small.replies() == before, f"{small.replies() - before:.0f} of 40")
-    check("and no request fails", *all_ended(results))
+    told = f"{small.replies() - before:.0f} of 40"
+    check("a worker with few blocks left gets no more requests", small.replies() == before, told)
+    check("no request fails while a worker has few blocks", *all_ended(results))
     small.control("neighbour", bytes=0)
     await until("the blocks are back", lambda: small.metric("dynamo_component_total_blocks") == blocks)
     begun = time.monotonic()
     while small.replies() == before and time.monotonic() - begun < PATIENCE_S:
         await asyncio.gather(*(house.ask(unlike(time.monotonic_ns())) for _ in range(6)))
-    check("it gets requests again when its memory is back", small.replies() > before)
+    check("the worker gets requests again when its memory is back", small.replies() > before)
 
 
 async def dying(house):
@@ -292,15 +295,15 @@ async def dying(house):
     expected = [await house.stream(prompt, 120) for prompt in prompts]
     heard = [asyncio.Event() for _ in prompts]
     streams = [asyncio.create_task(house.stream(prompt, 120, event)) for prompt, event in zip(prompts, heard)]
-    await until("half of them have begun", lambda: sum(event.is_set() for event in heard) >= 9)
+    await until("half of the replies have begun", lambda: sum(event.is_set() for event in heard) >= 9)
     victim = house.workers[2]
     victim.kill()
     results = await asyncio.gather(*streams)
     kinds = Counter(kind for kind, _ in results)
     moved = house.metric("dynamo_frontend_model_migration_total")
-    check("a worker killed amid replies leaves no request hanging or failed", kinds == {"ended": 18}, dict(kinds))
-    check("its requests moved to others", moved > 0, f"{moved:.0f} moves")
-    check("and their replies are those without a death", results == expected)
+    check("a worker killed during replies leaves no request hanging or failed", kinds == {"ended": 18}, dict(kinds))
+    check("requests of the killed worker moved to other workers", moved > 0, f"{moved:.0f} moves")
+    check("the replies are the same as without a death", results == expected)
     victim.start()
     await until("the killed worker is back", victim.is_ready)
 
@@ -310,7 +313,7 @@ async def forms(house):
     form = {"guided_regex": "[a-z ]{400}"}
     prompts = [f"Tell me about {number}." for number in range(18)]
     streams = [asyncio.create_task(house.stream(prompt, 200, event, form)) for prompt, event in zip(prompts, heard)]
-    await until("half of them have begun", lambda: sum(event.is_set() for event in heard) >= 9)
+    await until("half of the replies have begun", lambda: sum(event.is_set() for event in heard) >= 9)
     victim = house.workers[1]
     victim.kill()
     results = await asyncio.gather(*streams)
@@ -318,9 +321,9 @@ async def forms(house):
     # If no reply fails any more, Dynamo also migrates replies with a form, and
     # docs/cluster.md must be updated.
     told = f"{dict(kinds)}"
-    check("replies with a form fail with their worker, and none hangs", kinds["failed"] and not kinds["hung"], told)
+    check("replies with a form fail when a worker dies, and none hangs", kinds["failed"] and not kinds["hung"], told)
     others = [len(text) for kind, text in results if kind == "ended"]
-    check("the others have their form", others and set(others) == {400}, f"{len(others)}")
+    check("the other replies have their form", others and set(others) == {400}, f"{len(others)}")
     victim.start()
     await until("the killed worker is back", victim.is_ready)
 
@@ -372,8 +375,8 @@ async def storm(house):
     took = time.monotonic() - begun
     moved = house.metric("dynamo_frontend_model_migration_total") - before
     told = f"{all_ended(results)[1]}, {moved:.0f} moves, {kills} kills, {took:.0f} s"
-    check(f"of {REQUESTS} requests over {kills} kills none hangs", kinds["hung"] == 0 and kills > 2, told)
-    check("and at most one in a hundred fails", kinds["failed"] * 100 <= REQUESTS, told)
+    check(f"none of {REQUESTS} requests hangs over {kills} kills", kinds["hung"] == 0 and kills > 2, told)
+    check("at most one request in a hundred fails", kinds["failed"] * 100 <= REQUESTS, told)
 
 
 def paces(port, first_number, replies=100, tokens=64):
@@ -416,7 +419,7 @@ async def overhead(house):
         print(f"{name:15} {figures}")
     spared = found["dynamo.frontend"]["first_ms"] - found["frontend.py"]["first_ms"]
     # If this fails, Dynamo has fixed the problem, and frontend.py can be removed.
-    check("frontend.py spares first tokens the wait for an ACK", spared > 20, f"{spared:.1f} ms")
+    check("with frontend.py, first tokens do not wait for an ACK", spared > 20, f"{spared:.1f} ms")
 
 
 async def main():

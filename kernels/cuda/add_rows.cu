@@ -6,10 +6,10 @@
 // out  [out_rows, columns]   rows out_pitch elements apart; all other rows keep their contents
 //
 // Sums are f32, rounded once. If to[i] >= out_rows, the row is skipped. If from[i] >= x_rows,
-// nothing outside x is read; row to[i] is filled with one bits, a NaN in every float type, so that
-// the error is visible. If `to` names a row twice, that row holds either sum or a mixture of both.
-// Any alignment is allowed; accesses are 16 bytes wide when addresses, pitches and columns are
-// multiples of 16 bytes.
+// nothing outside x is read; all bits of row to[i] are set to 1, which is a NaN in every float
+// type, so that the error is visible. If `to` names a row twice, that row holds either sum or a
+// mixture of both. Any alignment is allowed; accesses are 16 bytes wide when addresses, pitches and
+// columns are multiples of 16 bytes.
 
 #include "contract.cuh"
 #include "copy_row.cuh"

@@ -13,10 +13,10 @@
 //                      to local exchange memory.
 // all_reduce_rms_norm: residual += the sum; out = the rows of residual divided by their root mean
 //                      square, times weight, as in rms_norm.cu. A block processes whole rows. This
-//                      kernel and the norm kernels below, except shares of more than four ranks,
-//                      have variants named `_rounded`. These variants round out to E4M3 as
-//                      quantize.cu does, and also write the unquantized rows unless `plain` is
-//                      null.
+//                      kernel and the norm kernels below, except all_reduce_rms_norm_shares for
+//                      more than four ranks, have variants named `_rounded`. These variants round
+//                      out to E4M3 as quantize.cu does, and also write the unquantized rows unless
+//                      `plain` is null.
 // all_reduce_rms_norm_pieces: as all_reduce_rms_norm, for two ranks, with the method of
 //                             all_reduce_pieces.
 // all_reduce_rms_norm_shares: as all_reduce_rms_norm, for more than two ranks. Each rank owns a
@@ -51,8 +51,9 @@
 // arrived, so that the next GEMM's weights are already being loaded. On a shared GPU, that next
 // kernel could occupy the SMs that the other rank's blocks need in order to arrive.
 //
-// A wait fails after `patience` nanoseconds. The rank then records the missing rank in `failed`.
-// This collective and all later collectives end without waiting, and their outputs are undefined.
+// A wait fails after `patience` nanoseconds. The waiting rank then records the missing rank in
+// `failed`. This collective and all later collectives end without waiting, and their outputs are
+// undefined.
 
 #include "exchange.cuh"
 #include "exchange_norm.cuh"
@@ -253,7 +254,8 @@ template <uint32_t RANKS, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, const Place& partial, const Place& residual,
                                                        const Element* weight, NormTerms terms, const Out& out,
                                                        uint32_t rows) {
-    // One buffer suffices: between the norms of two pieces, all threads wait for sums.
+    // One buffer suffices: between the norms of two pieces, all threads pass the barrier of
+    // `have_come`.
     __shared__ float squares_of[RANKS][WARPS_MAX], largest_of_rows[RANKS][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
@@ -267,8 +269,8 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
         return blockIdx.x + (piece * all.ranks + after) * gridDim.x;
     };
     const auto has_row = [&](uint32_t piece, uint32_t owner) { return row_of(piece, owner) < rows; };
-    // A rank's half holds the sums of all rows, followed by each other rank's input for the rows
-    // that this rank owns.
+    // The half of a rank's exchange memory holds the sums of all rows, followed by each other
+    // rank's input for the rows that this rank owns.
     const auto unit_at = [&](uint32_t rank, uint64_t row) {
         return all.data[rank] + turn.half + (row * vectors + vector) * sizeof(uint4);
     };
@@ -559,7 +561,8 @@ extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid
 // Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all
 // ranks; part_from_ranks: grid (1), block (32).
 // - A unit is 16 bytes if starts, columns and pitches are multiples of 16 bytes, otherwise 2 bytes.
-//   `units` counts all rows and must fit into one half.
+//   `units` is the number of units in all rows. All of them must fit into one half of the exchange
+//   memory.
 // - Norms: a block has one thread per unit of a row, in whole warps, at most NORM_THREADS_MAX;
 //   units are 16 bytes. At most PUSHED_UNITS units are pushed.
 // - Pieces: two ranks, 16-byte units. With pieces of 4 rows, at most NORM_THREADS_MAX / 2 threads.

@@ -3,8 +3,8 @@
 //
 // attention_paged_combine_<type>_d<D> (D in {128, 256})
 //   parts   [jobs, 128 query vectors, D + 2] f32: the weighted sum of values, then the maximum of
-//           the unscaled scores and the sum of weights; parts that the first launch left out are
-//           not read
+//           the unscaled scores and the sum of weights; parts that the first launch did not write
+//           are not read
 //   out     [rows, heads * D], rows `out_pitch` elements apart
 // All other arguments must have the same values as in the first launch. Invalid values in them are
 // handled as in the first launch.

@@ -26,8 +26,8 @@
 // sequence is a run of consecutive rows.
 //   qkv              [rows, 3 * heads * D] (queries, keys, values), rows `pitch` elements apart
 //   starts           [sequences + 1] u32: sequence s has the rows starts[s] .. starts[s + 1]
-//   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no sequence are not
-//                    written
+//   out              [rows, heads * D], rows `out_pitch` elements apart; rows that belong to no
+//                    sequence are not written
 //
 // attention_windows_<type>_d<D> (D <= 80): attention_packed for many sequences of at most 64 rows.
 // If a sequence is longer, only its first 64 rows are read and written.
@@ -119,8 +119,8 @@ constexpr int WIDE = (D + 15) / 16 * 16;
 template <int D>
 constexpr int ROW = WIDE<D> + 8;
 
-// Starts the copy of eight adjacent elements, or of zeros if not `valid`. E4M3 elements are in
-// shared memory on return.
+// Starts the copy of eight adjacent elements, or of zeros if not `valid`. E4M3 elements are
+// converted and stored before this function returns.
 template <typename Cached>
 __device__ __forceinline__ void copy_neighbours(uint32_t destination, const Cached* from, bool valid) {
     if constexpr (std::is_same_v<Cached, E4m3>) {
@@ -385,7 +385,8 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     }
     const int32_t context =
         static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
-    int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0 of the sequence
+    // Number of keys that row 0 of the sequence attends to if there is no window.
+    int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;
     // From here on, blocks and keys are counted from the tile's first block.
     const int32_t first_block = first_block_of(visible + static_cast<int32_t>(tile.first_query / group), window);
     visible -= first_block * static_cast<int32_t>(BLOCK_TOKENS);

@@ -138,7 +138,8 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
     constexpr int TILES = S::KEYS / 8;
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t own = warpgroup * 64 + thread / 32 * 16 + lane / 4;  // this lane's rows are `own` and `own + 8`
+    // This lane's query vectors in the tile are `own` and `own + 8`.
+    const uint32_t own = warpgroup * 64 + thread / 32 * 16 + lane / 4;
     constexpr uint64_t QUERY_LAYOUT = matrix_layout<S::CHUNK>(16, S::QUERY_DOWN);
     constexpr uint64_t KEY_LAYOUT = matrix_layout<S::CHUNK>(16, S::DOWN);
     constexpr uint64_t VALUE_LAYOUT = matrix_layout<S::CHUNK>(S::ACROSS, S::DOWN);
@@ -148,7 +149,8 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         part_arrive(next_turn, 2 * WARPGROUP);  // the first warpgroup begins
     }
 
-    // With one stage of queries, a tile's queries are copied after the scores of the tile before.
+    // With one stage of queries, a tile's queries are copied after the previous tile's scores have
+    // been computed.
     constexpr bool QUERIES_ARE_AHEAD = S::QUERY_STAGES > 1;
     Ring<S::QUERY_STAGES> queries;
     Ring<STAGES> keys, values;
@@ -225,7 +227,8 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             if ((step + 1) * S::KEYS > seen_by_all) {
                 OnlineSoftmax::mask(scores, step * S::KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
             }
-            // A tile has at most QUERIES rows. Only its first steps have keys before a row's window.
+            // A tile has at most QUERIES rows. Only the tile's first steps have keys before a row's
+            // window.
             const int32_t window = static_cast<int32_t>(arguments.window);
             if (S::PAGED && step * S::KEYS < seen_by_all + S::QUERIES - 1 - window) {
                 const int32_t first[2] = {limit[0] - window, limit[1] - window};
@@ -267,9 +270,10 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             release(barriers.keys_empty, keys);
             weigh();
             // The wait for the keys is here and not just before their multiplication, because the
-            // compiler does not move the softmax past the loop that waits for them. Without this
-            // loop, the compiler moves the softmax after the wait for the multiplication of weights
-            // and values, and the softmax and the multiplication no longer overlap.
+            // compiler does not move the softmax past the loop that waits for the keys. If that
+            // loop were not here, the compiler would move the softmax after the wait for the
+            // multiplication of weights and values, and the softmax and the multiplication would no
+            // longer overlap.
             await_keys_below();
             products_wait<0>();
             hold(gathered);
@@ -298,9 +302,9 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
                 await(barriers.keys_full, keys);
             }
         };
-        // If the next tile's queries are there, its first scores are computed while this tile is
-        // written out. After the last tile, these scores are computed from old keys and are not
-        // used.
+        // With more than one stage of queries, the next tile's first scores are computed while this
+        // tile is written out. After the last tile, these scores are computed from old keys and are
+        // not used.
         if (QUERIES_ARE_AHEAD) {
             await_next();
         }

@@ -73,7 +73,8 @@ __device__ __forceinline__ void convolve(const Conv<Element>& call, const StateP
             Element* inputs = reinterpret_cast<Element*>(slot) + channel;
 #pragma unroll
             for (uint32_t i = 0; i < KEPT; ++i) {
-                // Input number `rows + i` of the old inputs followed by this step's inputs.
+                // Input number `rows + i`, counted from the oldest input in the state; this step's
+                // inputs follow the old inputs.
                 Held words = {};
                 if (rows + i >= KEPT) {
                     words = input(rows + i - KEPT);
@@ -179,7 +180,7 @@ __device__ __forceinline__ void causal_conv(const Conv<Element>& call, uint32_t 
     } else {
         convolve_tile<1>(call, taps, part, from, to);
     }
-    // A thread without channels waits, too.
+    // A thread without channels waits, too: all blocks must wait (see kernel_order.cuh).
     wait_for_previous_kernel();
 }
 

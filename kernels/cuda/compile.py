@@ -127,7 +127,7 @@ def compile_one(cuda, source, ending):
         return f"{source.name} for {ending}:\n{done.stdout}{done.stderr}"
     if ending.endswith(".ptx"):
         text = re.sub(r"^\.version .*$", f".version {PTX_VERSION}", out.read_text(), count=1, flags=re.MULTILINE)
-        # The names of file-local symbols contain a hash of the folder that was compiled in.
+        # The names of file-local symbols contain a hash of the folder in which the compiler ran.
         local = rf"(?<=_)[0-9a-f]{{8}}(?=_{len(source.stem) + 3}_{source.stem}_cu_)"
         text = re.sub(local, "0" * 8, text)
         # Comments contain paths of this build.

@@ -3,13 +3,14 @@
 // as in gated_delta.cu, and `prepared` has the results of gated_delta_prepare.cu; key_dim is
 // KEY_DIM, value_dim a multiple of CHUNK_VALUES.
 //
-// Method: a block has CHUNK_VALUES of the values of one head of one sequence. Three steps per chunk
-// are divided by barriers: the products with the old state (the first four warps multiply keys, the
-// others queries), V' (all warps), and the new state (the first four warps, which have it in
-// registers, transposed as in a slot) next to the output (the other warps). Each barrier frees the
-// memory of some operands. The copies of these operands for the next chunk start after the barrier,
-// and have at least two steps to complete. Only keys are needed in the first and in the last step,
-// so they have two buffers.
+// Method: a block processes CHUNK_VALUES values of one head of one sequence. A chunk takes three
+// steps, separated by barriers. First, the products with the old state: the first four warps
+// multiply keys, the other warps multiply queries. Second, all warps compute V'. Third, the first
+// four warps compute the new state, which they keep in registers, transposed as in a slot; at the
+// same time, the other warps compute the output. Each barrier frees the memory of some operands.
+// The copies of these operands for the next chunk start after the barrier, and have at least two
+// steps to complete. Only keys are needed in both the first and the last step, so they have two
+// buffers.
 
 #include "delta_chunks.cuh"
 
@@ -30,7 +31,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == contract::gated_delta::CHUNK_SHARED_BYTES, "the host launches with this many bytes");
 
-// Makes the copies that this thread has started since the last call one group.
+// Ends a group of copies: all copies that this thread has started since the previous call.
 __device__ __forceinline__ void end_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -46,7 +47,7 @@ __device__ __forceinline__ void wait_for_earlier_copies() {
 
 // A chunk's operands that a thread has in registers.
 struct Loaded {
-    uint32_t values[2][VALUE_TILES];  // pairs, in the layout of operand C; only in the first half
+    uint32_t values[2][VALUE_TILES];  // pairs, laid out as operand C; only in the first four warps
     float2 gates[2];                  // of two tokens
     float last;                       // C of the last token
 };
@@ -131,7 +132,8 @@ struct Chunks : Role {
         }
     }
 
-    // Writes the inputs of T, from the products of keys and the old state. Run by the first half.
+    // Writes the inputs of T, from the products of keys and the old state. Run by the first four
+    // warps.
     __device__ __forceinline__ void write_inputs(const Loaded& loaded, const float (&of_keys)[VALUE_TILES][4]) const {
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
@@ -175,7 +177,7 @@ struct Chunks : Role {
     }
 
     // Writes the output of this warp's tokens, from the products of queries and the old state. Run
-    // by the second half.
+    // by the last four warps.
     __device__ __forceinline__ void write_output(const Chunk& chunk, const Loaded& loaded,
                                                  float (&out)[VALUE_TILES][4]) const {
 #pragma unroll
@@ -230,8 +232,8 @@ __device__ __forceinline__ void store_two(__nv_bfloat16* to, float low, float hi
     *reinterpret_cast<uint32_t*>(to) = pair_from_floats<__nv_bfloat16>(low, high);
 }
 
-// The state of CHUNK_VALUES values, transposed: warp w of the first half has 32 keys, from key
-// 32 * w on.
+// The state of CHUNK_VALUES values, transposed: warp w of the first four warps has 32 keys, from
+// key 32 * w on.
 struct State {
     static constexpr uint32_t ROWS = CHUNK_VALUES / TILE, COLUMNS = KEY_DIM / HALF_WARPS / 8;
     float tiles[ROWS][COLUMNS][4];
@@ -404,6 +406,6 @@ __device__ __forceinline__ void gated_delta_chunked(const Delta<Element, Stored>
 #define KERNEL(name, Element) KERNEL_OF(name, Element, float) KERNEL_OF(stored_bf16_##name, Element, __nv_bfloat16)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: after gated_delta_prepare.cu; grid (value_heads * value_dim / CHUNK_VALUES, sequences from
-// first_sequence on), block CHUNK_THREADS, dynamic shared memory CHUNK_SHARED_BYTES. The out rows
-// must be aligned to 4 bytes. gated_delta_chunked_stored_bf16 is for matrices in bf16.
+// Launch: after gated_delta_prepare.cu; grid (value_heads * value_dim / CHUNK_VALUES, sequences
+// from first_sequence on), block CHUNK_THREADS, dynamic shared memory CHUNK_SHARED_BYTES. The out
+// rows must be aligned to 4 bytes. gated_delta_chunked_stored_bf16 is for matrices in bf16.

@@ -181,7 +181,7 @@ struct Chunks : Role {
         }
     }
 
-    // Writes T. Run by the first half.
+    // Writes T. Run by the first four warps.
     __device__ __forceinline__ void invert() const {
         // Each lane has one column of the inverse of this warp's diagonal block; half of the lanes
         // repeat the other half's work.

@@ -12,8 +12,9 @@
 // head. Any head_dim and alignment; accesses are 16 bytes wide when addresses, pitches and head_dim
 // are multiples of 16 bytes.
 //
-// Method: a power of two of up to 32 lanes share a head, one vector each if the head has no more
-// vectors. The first vector of a lane stays in registers between the sum and the scaling.
+// Method: up to 32 lanes (a power of two) share a head. If the head has at most that many vectors,
+// each lane has at most one vector. The first vector of a lane stays in registers between the sum
+// and the scaling.
 
 #include "contract.cuh"
 #include "element.cuh"

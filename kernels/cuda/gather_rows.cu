@@ -5,9 +5,9 @@
 // rows [chosen] u32
 // out  [chosen, columns]   rows out_pitch elements apart
 //
-// If rows[i] >= x_rows, nothing outside x is read; the output row is filled with one bits, a NaN in
-// every float type, so that the error is visible. Any alignment; copies are 16 bytes wide when
-// addresses, pitches and columns are multiples of 16 bytes.
+// If rows[i] >= x_rows, nothing outside x is read; all bits of the output row are set to 1, which
+// is a NaN in every float type, so that the error is visible. Any alignment; copies are 16 bytes
+// wide when addresses, pitches and columns are multiples of 16 bytes.
 
 #include "contract.cuh"
 #include "copy_row.cuh"

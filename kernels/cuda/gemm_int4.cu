@@ -24,26 +24,26 @@
 // columns is a multiple of the group, and features a multiple of 16. x_pitch is a multiple of 8.
 // weight and x start at multiples of 16 bytes. out must not overlap x. Sums are f32 on the tensor
 // cores, rounded once at the end; gate and up are not rounded before they are multiplied. The same
-// shape, kernel and `units` give the same bits every time: the order of additions does not depend on
-// which block finishes last. A NaN in x affects only its row, a NaN in the scales only the features
-// that use it. Consecutive launches in one stream may share parts and counters; other launches must
-// not.
+// shape, kernel and `units` give the same bits every time: the order of additions does not depend
+// on which block finishes last. A NaN in x affects only its row, a NaN in the scales only the
+// features that use it. Consecutive launches in one stream may share parts and counters; other
+// launches must not.
 //
-// The first copies of weights, scales and zeros do not wait for the previous kernel. Code that writes
-// weights must therefore synchronize before it launches this kernel with programmatic stream
+// The first copies of weights, scales and zeros do not wait for the previous kernel. Code that
+// writes weights must therefore synchronize before it launches this kernel with programmatic stream
 // serialization.
 //
-// The work is a sequence of units: one tile of TILE_ROWS weight rows after another, each in steps of
-// STEP_COLUMNS columns. Each block takes a contiguous range of units (Stream-K, Osama et al. 2023,
-// arXiv 2301.03598). A block that has only part of a tile leaves its sums in `parts`, and the last
-// block to finish the tile adds them up. Weights and x are copied to shared memory several steps
-// ahead. The weight is the M operand of mma.sync. Each warp multiplies 32 weight rows by all rows of
-// x. It does not matter which columns a register holds, as long as both operands have the same
-// columns at the same position: a lane has 32 adjacent columns, which it reads as 16 bytes of the
-// weight and as four times 16 bytes of x.
+// The work is a sequence of units: one tile of TILE_ROWS weight rows after another, each in steps
+// of STEP_COLUMNS columns. Each block takes a contiguous range of units (Stream-K, Osama et al.
+// 2023, arXiv 2301.03598). A block that has only part of a tile leaves its sums in `parts`, and the
+// last block to finish the tile adds them up. Weights and x are copied to shared memory several
+// steps ahead. The weight is the M operand of mma.sync. Each warp multiplies 32 weight rows by all
+// rows of x. It does not matter which columns a register holds, as long as both operands have the
+// same columns at the same position: a lane has 32 adjacent columns, which it reads as 16 bytes of
+// the weight and as four times 16 bytes of x.
 //
-// A fragment of a gated GEMM has eight gate rows and the corresponding eight up rows, so that a lane
-// has both sums of a feature.
+// A fragment of a gated GEMM has eight gate rows and the corresponding eight up rows, so that a
+// lane has both sums of a feature.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -61,9 +61,9 @@ namespace {
 
 constexpr uint32_t WARP = 32;
 constexpr uint32_t CHUNK = 16;                 // bytes that a thread copies at once
-constexpr uint32_t FRAGMENTS = 2;              // fragments of 16 weight rows of a warp
+constexpr uint32_t FRAGMENTS = 2;              // fragments per warp, of 16 weight rows each
 constexpr uint32_t WARP_ROWS = 16 * FRAGMENTS;
-constexpr uint32_t HALF_ROWS = 8;              // gate rows of a fragment, with as many up rows
+constexpr uint32_t HALF_ROWS = 8;              // gate rows of a fragment; it has as many up rows
 constexpr uint32_t TILE_BLOCKS = TILE_ROWS / BLOCK_ROWS;
 constexpr uint32_t PIECE_BYTES = BLOCK_ROWS * STEP_COLUMNS / 2;  // bytes of a block in a step
 constexpr uint32_t WEIGHT_BYTES = TILE_BLOCKS * PIECE_BYTES;
@@ -117,13 +117,13 @@ __device__ __forceinline__ void wait_for_all_copies_but() {
 }
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// A thread's part of the copies of weights. A tile of a gated GEMM has half of its blocks from the gate
-// rows, followed by the blocks of the corresponding up rows.
+// A thread's part of the copies of weights. In a gated GEMM, the first half of a tile's blocks are
+// gate rows, and the second half are the corresponding up rows.
 struct WeightCopies {
     static constexpr uint32_t AT_ONCE = THREADS * CHUNK / PIECE_BYTES, TURNS = TILE_BLOCKS / AT_ONCE;
 
     const uint8_t* from;  // the thread's first source in the step
-    uint32_t at;          // its byte offset in its block
+    uint32_t at;          // byte offset of that source in its block
     uint32_t blocks;      // blocks from the thread's first block to the last block of the features
 
     template <typename Element>
@@ -163,8 +163,9 @@ struct WeightCopies {
     }
 };
 
-// Byte offset of a chunk of a row of x in shared memory. Lanes that read at once hit different
-// banks: two adjacent rows, four chunks of each, which are four chunks apart.
+// Byte offset of a chunk of a row of x in shared memory. Eight lanes that read at once hit
+// different banks. They read two adjacent rows, four chunks of each; those chunks are four
+// positions apart.
 __device__ __forceinline__ uint32_t place_of(uint32_t row, uint32_t chunk) {
     return row * X_ROW_BYTES + (chunk ^ (chunk >> 3 & 1) ^ (row & 1) << 1) * CHUNK;
 }
@@ -219,7 +220,7 @@ __device__ __forceinline__ GroupOperands<Element> operands_of(uint32_t both, uin
 template <typename Element, uint32_t ROWS>
 using Sums = float[FRAGMENTS][ROWS / 8][4];
 
-// Byte offsets in a stage of a lane's operands.
+// Byte offsets of a lane's operands in a stage.
 struct Offsets {
     uint32_t weights[FRAGMENTS][2], x[4];
 
@@ -227,7 +228,8 @@ struct Offsets {
         const uint32_t warp = threadIdx.x / WARP, of_eight = threadIdx.x % WARP / 4, quarter = threadIdx.x % 4;
 #pragma unroll
         for (uint32_t i = 0; i < FRAGMENTS * 2; ++i) {
-            // GATED: both halves of a fragment have the same rows, of a block of gates and a block of ups.
+            // GATED: the two halves of a fragment are the same rows of two blocks: a block of gate
+            // rows and the corresponding block of up rows.
             const uint32_t block = gated ? i % 2 * (TILE_BLOCKS / 2) + warp : 2 * warp + i / 2;
             const uint32_t row = (gated ? i / 2 : i % 2) * HALF_ROWS + of_eight;
             weights[i / 2][i % 2] = block * PIECE_BYTES + unit_of(row, quarter);
@@ -342,8 +344,8 @@ __device__ __forceinline__ bool add_parts(const Call<Element>& call, uint32_t ti
         return true;
     }
     const uint32_t quarter = threadIdx.x % 4;
-    // A thread block has two slots: one for a tile that an earlier block began, and one for a tile that a
-    // later block ends.
+    // A thread block has two slots: one for a tile that an earlier block began, and one for a tile
+    // that a later block ends.
     const auto slot = [&](uint32_t block) {
         return call.parts + static_cast<uint64_t>(2 * block + (block == first)) * (TILE_ROWS * ROWS) + threadIdx.x;
     };
@@ -382,7 +384,7 @@ __device__ __forceinline__ bool add_parts(const Call<Element>& call, uint32_t ti
             }
         }
     }
-    // No thread may write `finished` again before all have read it.
+    // No thread may write `finished` again before all threads have read it.
     __syncthreads();
     return is_last;
 }
@@ -460,8 +462,8 @@ __device__ __forceinline__ void gemm(const Call<Element>& call) {
     }
 }
 
-// A block of threads writes a block of rows. Row `i` of out is row `first + i` of the weight if `i <
-// half`, and row `second + i - half` otherwise. All three numbers are multiples of BLOCK_ROWS.
+// A thread block writes a block of rows. Row `i` of out is row `first + i` of the weight if
+// `i < half`, and row `second + i - half` otherwise. All three numbers are multiples of BLOCK_ROWS.
 template <typename Element>
 __device__ __forceinline__ void dequantize(const uint32_t* weight, const Element* scales, const uint8_t* zeros,
                                            Element* out, uint32_t columns, uint32_t group, uint32_t half,
@@ -507,8 +509,9 @@ FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: rows, features and columns > 0. The kernels may be launched with programmatic stream
 // serialization.
-//   gemm_int4: grid div_ceil(tiles * div_ceil(columns, STEP_COLUMNS), units), block (THREADS), dynamic
-//              shared memory SHARED_BYTES<ROWS>. ROWS is the smallest of 8, 16, 32 and 64 that is
-//              >= rows. tiles is div_ceil(features, TILE_ROWS), GATED: div_ceil(features, TILE_ROWS / 2).
-//              Blocks never wait for one another, so any number of units is correct.
+//   gemm_int4: grid div_ceil(tiles * div_ceil(columns, STEP_COLUMNS), units), block (THREADS),
+//              dynamic shared memory SHARED_BYTES<ROWS>. ROWS is the smallest of 8, 16, 32 and 64
+//              that is >= rows. tiles is div_ceil(features, TILE_ROWS), or if GATED
+//              div_ceil(features, TILE_ROWS / 2). Blocks never wait for one another, so any number
+//              of units is correct.
 //   dequantize_int4: grid (rows of out / 16), block (THREADS), no dynamic shared memory

@@ -202,7 +202,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
         if (bias != nullptr) {
             biases.load(bias, tiles.column, arguments.columns);
         }
-        const uint32_t own = tiles.row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;  // and own + 8
+        // This thread's rows of x are `own` and `own + 8`.
+        const uint32_t own = tiles.row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
         // Start addresses of the scales of this thread's rows of x and, in `of_quarters`, of the
         // scales of the weight's rows.
         const uint32_t last_row = arguments.rows - 1;

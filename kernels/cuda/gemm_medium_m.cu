@@ -48,7 +48,7 @@ namespace {
 using contract::gemm_medium_m::BLOCK_ROWS;
 using contract::gemm_medium_m::MULTIPLIERS;  // warpgroups that multiply
 using contract::gemm_medium_m::PART_ROWS;    // rows of x per warpgroup
-constexpr uint32_t BLOCKS = contract::gemm_medium_m::CLUSTER;      // blocks in a cluster, along the rows
+constexpr uint32_t BLOCKS = contract::gemm_medium_m::CLUSTER;      // per cluster, along the rows
 constexpr uint32_t DEPTH = contract::gemm_medium_m::STEP_COLUMNS;  // columns of a step: 128 bytes
 constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB per step
 constexpr uint32_t STAGES_MAX = contract::gemm_medium_m::STAGES_MAX;
@@ -341,5 +341,5 @@ FOR_EACH_ACTIVATION(KERNEL)
 // long as with cuBLASLt, however well it fills the GPU. The gain of this kernel is the time of a
 // separate gate kernel. A GEMM without a gate gained nothing in a step, neither with tiles of 192
 // features nor with narrower tiles that two or four clusters shared (through shared or device
-// memory), so this file has none. Letting each cluster begin at a different step of x was no
-// faster.
+// memory), so this file has no kernel without a gate. Letting each cluster begin at a different
+// step of x was no faster.

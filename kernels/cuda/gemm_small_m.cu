@@ -51,8 +51,8 @@
 
 #include "small_m_product.cuh"
 
-// One set of counters for each stream that may launch at the same time. Each such stream needs its
-// own set, from here or from elsewhere.
+// One set of counters for each stream that may launch at the same time. Each such stream needs a
+// separate set, from this array or from other device memory.
 using contract::gemm_small_m::STREAM_COUNTERS;
 using contract::gemm_small_m::STREAMS;
 extern "C" __device__ uint32_t gemm_small_m_counters[STREAMS * STREAM_COUNTERS] = {};
@@ -87,9 +87,9 @@ FOR_EACH_ACTIVATION(KERNEL)
 // parts and counters see the head of this file.
 //
 // Any number of tiles that keeps tile_rows in its range is correct. The fastest division is half as
-// many tiles as SMs, unless those tiles are too tall: each cluster then has one tile, and `parts`
-// is not used. With more features, the number of tiles is a multiple of the number of SMs, so that
-// each block has whole tiles and no sums of several blocks are added up.
+// many tiles as SMs, unless those tiles are too tall. With half as many tiles as SMs, each cluster
+// has one tile, and `parts` is not used. With more features, the number of tiles is a multiple of
+// the number of SMs, so that each block has whole tiles and no sums of several blocks are added up.
 //
 // Alternatives that were measured and not adopted:
 // - Two blocks on an SM at once, started early, took 1.5 times as long as two blocks one after the
@@ -102,7 +102,7 @@ FOR_EACH_ACTIVATION(KERNEL)
 //   projections took 3 to 15 % longer. Loading the first steps of x from the multiplying warps
 //   (cp.async) did not help either.
 // - Twice as many steps, of 64 columns each, made a decode step of 64 rows 2 % slower.
-// - With clusters of four, a GPU of 132 SMs reported room for only 120 blocks.
+// - With clusters of four, a GPU of 132 SMs reported a maximum of only 120 blocks.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element
 // strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes (256 were slower), out of

@@ -1,6 +1,6 @@
-// GEMM with FP8 weights for GPU generations that have no other FP8 kernel here. From sm_89
-// on, the tensor cores multiply E4M3; on older GPUs they multiply f16, and E4M3 numbers are widened
-// to f16 in registers.
+// GEMM with FP8 weights for GPU generations that no other FP8 kernel in this folder supports. From
+// sm_89 on, the tensor cores multiply E4M3; on older GPUs they multiply f16, and E4M3 numbers are
+// widened to f16 in registers.
 // Targets: sm_75, sm_80, sm_89
 //
 // gemm_tiled_e4m3_small_m_r<ROWS>   a block computes 16 features of ROWS rows of x (8, 16 or 32);
@@ -10,7 +10,7 @@
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)
 //
 // weight        [features, columns]  E4M3, contiguous
-// x             [rows, columns]      E4M3, rows x_pitch apart
+// x             [rows, columns]      E4M3, rows x_pitch elements apart
 // weight_scales BY_BLOCKS: [div_ceil(features, height), groups] f32; else [features] f32
 // x_scales      BY_BLOCKS: [rows, groups] f32; else [rows] f32, or null: all rows have the scale
 //               `fixed`
@@ -256,7 +256,8 @@ constexpr uint32_t WARPS_ACROSS = 4, WARP_FEATURES = LARGE_M_FEATURES / WARPS_AC
 constexpr uint32_t FEATURE_TILES = WARP_FEATURES / FRAGMENT_FEATURES, ROW_TILES = WARP_ROWS / FRAGMENT_ROWS;
 constexpr uint32_t ROW_CHUNKS = GROUP / CHUNK;
 constexpr uint32_t STAGE_BYTES = (LARGE_M_FEATURES + LARGE_M_ROWS) * GROUP;
-constexpr uint32_t SUMS_PITCH = LARGE_M_FEATURES + 4;  // in f32; lanes that write at once hit different banks
+// Number of f32 elements from row to row. Lanes that write at once hit different banks.
+constexpr uint32_t SUMS_PITCH = LARGE_M_FEATURES + 4;
 static_assert(LARGE_M_THREADS == WARP * WARPS_ACROSS * (LARGE_M_ROWS / WARP_ROWS), "the warps cover the tile");
 static_assert(LARGE_M_SHARED_BYTES == 2 * STAGE_BYTES && LARGE_M_ROWS * SUMS_PITCH * sizeof(float) <= LARGE_M_SHARED_BYTES,
               "the memory of the two stages is reused for the sums");

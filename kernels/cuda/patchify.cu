@@ -22,7 +22,7 @@
 // pixel. A launch with one picture is bound by latency: the loads of a patch's place, its picture's
 // layout and its pixels depend on each other (43 % of the stalls on an H200, at 50 % of the L2's
 // rate). Staging pixels in shared memory took twice as long. Processing two units per thread at
-// once took as long as one unit.
+// once was not faster than processing one unit.
 //
 // On an H200, with bf16, side 14, 2 frames, in a graph over inputs larger than the L2:
 //

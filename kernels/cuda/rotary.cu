@@ -1,6 +1,6 @@
-// Rotary position embedding (Su et al. 2021, arXiv 2104.09864) with the several axes that pictures
-// need (multimodal rotary positions of Qwen2-VL, arXiv 2409.12191), by itself and fused with the
-// write into the KV cache.
+// Rotary position embedding (Su et al. 2021, arXiv 2104.09864) with one or several position axes
+// (pictures need several: multimodal rotary positions of Qwen2-VL, arXiv 2409.12191), by itself and
+// fused with the write into the KV cache.
 //
 // rotary
 //   rotates the first `heads` heads of each row of x in place; later columns are not changed
@@ -8,7 +8,7 @@
 //   rotates the queries in place, and writes the rotated keys and the values into the cache; keys
 //   and values in the row are not changed
 // rotary_kv_write_normed
-//   as rotary_kv_write, after each query and key head was divided by its root mean square and
+//   as rotary_kv_write, after each query and key head has been divided by its root mean square and
 //   multiplied by the norm's weights (Qwen3, arXiv 2505.09388), to which `weight_offset` is added
 //
 // x           [tokens, >= heads * head_dim], rows pitch elements apart
@@ -22,20 +22,20 @@
 //             other pairs follow the first axis (Qwen3-VL, arXiv 2511.21631)
 // norms       weights of the query norm [head_dim] and of the key norm [head_dim]
 // slots       [tokens] u32: a token's keys and values are written to position slot % 16 of block
-//             slot / 16. If the slot is 0xffffffff, they are not written
+//             slot / 16. If the slot is 0xffffffff, the keys and values are not written
 // cache       [blocks, 2, kv_heads, 16, head_dim]: one layer; keys, then values
 // scales      [2, kv_heads] f32, only for a cache in E4M3: keys and values are divided by the scale
 //             of their head, rounded once, and limited to 448 in magnitude
 //
 // Elements i and i + pairs of a head are rotated as a pair by position * frequency[i] (the halves
-// convention). `pairs` is at most head_dim / 2, which it always is in `rotary`. Elements from 2 *
-// pairs on are not rotated. The angle is an f32 product, as on the host. Whole turns are subtracted
-// in f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond, without
-// the slow path of sincosf. Values are rounded once, when they are stored. Positions, frequencies
-// and slots are read before the previous kernel has ended (programmatic dependent launch); that
-// kernel must not write them. If a slot is in no block of the cache, nothing is written. head_dim
-// is even and at most 256. Accesses are 16 bytes wide when addresses, pitch, pairs and head_dim / 2
-// are multiples of 16 bytes.
+// convention). `pairs` is at most head_dim / 2; in `rotary`, it is always head_dim / 2. Elements
+// from 2 * pairs on are not rotated. The angle is an f32 product, as on the host. Whole turns are
+// subtracted in f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond,
+// without the slow path of sincosf. Values are rounded once, when they are stored. Positions,
+// frequencies and slots are read before the previous kernel has ended (programmatic dependent
+// launch); that kernel must not write them. If a slot is in no block of the cache, its keys and
+// values are not written. head_dim is even and at most 256. Accesses are 16 bytes wide when
+// addresses, pitch, pairs and head_dim / 2 are multiples of 16 bytes.
 
 #include <type_traits>
 

@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // Launch: no dynamic shared memory; all kernels may be launched
 // with programmatic stream serialization.
 //   route_small_m_f32  grid (1), block (THREADS); rows <= SMALL_M_ROWS, and may be 0
-//   route_choose_f32   grid (div_ceil(rows, block_rows)), block (any multiple of the warp size up to
-//                      THREADS)
+//   route_choose_f32   grid (div_ceil(rows, block_rows)), block (any multiple of the warp size up
+//                      to THREADS)
 //   route_sort_u32     block (THREADS). With counts: the same grid, and block_choices = block_rows
 //                      * top. Without counts: grid (1) and block_choices = choices_count

@@ -67,9 +67,9 @@ __device__ __forceinline__ void send_to_first(uint32_t at, float value) {
 
 template <typename Element>
 __device__ __forceinline__ void route_normed(const Operands<Element>& call, const Routed& routed, const RoutedTo& to) {
-    // First the rows of x, which are later replaced by the normalized rows, with gaps that spread
-    // eight rows over all banks. The norm's weight follows the rows, and the sums follow the
-    // weight.
+    // Dynamic shared memory starts with the rows of x, which are later replaced by the normalized
+    // rows. Gaps between the rows spread eight rows over all banks. The norm's weight follows the
+    // rows, and the sums follow the weight.
     extern __shared__ __align__(16) uint8_t dynamic[];
     __shared__ Sort sort;
     __shared__ uint32_t of_row[THREADS];

@@ -37,7 +37,7 @@
 // 1. Log-probabilities are computed from the unchanged logits (log-softmax).
 // 2. The grammar forbids tokens. Then, the list FORBIDDEN forbids the end tokens of a reply that is
 //    too short; the host leaves this list empty if the grammar must end.
-// 3. Biases, then repetition, frequency and presence penalties.
+// 3. Biases are added. Then, repetition, frequency and presence penalties are applied.
 // 4. If the temperature is 0 or top-k is 1, the token is the first of the largest logits.
 // 5. Otherwise, in this order: temperature, top-k (ties with the last kept token are kept), min-p,
 //    top-p (a share of the remaining weight; the token that crosses the limit is kept), and a draw
@@ -530,7 +530,7 @@ sample_choose_f32(const float* logits, uint64_t pitch, const float* changed, uin
 }
 
 // 0. Copies the tokens that the previous step chose, for a step whose rows are processed in several
-// passes: the first pass overwrites them.
+// passes, because the first pass overwrites these tokens.
 extern "C" __global__ void __launch_bounds__(PREVIOUS_THREADS)
 sample_previous_u32(const uint32_t* chosen, uint32_t count, uint32_t* previous) {
     const uint32_t place = blockIdx.x * PREVIOUS_THREADS + threadIdx.x;

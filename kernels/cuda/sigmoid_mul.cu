@@ -76,5 +76,5 @@ __device__ __forceinline__ void sigmoid_mul(Element* x, uint32_t x_pitch, const 
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (rows, div_ceil(columns, rows < 128 ? 2048 : 4096)), block (THREADS of
-// contract::gate), no dynamic shared memory. rows > 0. Any second grid size is correct; with few
+// contract::gate), no dynamic shared memory. rows > 0. Any value of gridDim.y is correct; with few
 // rows, more blocks per row are faster.

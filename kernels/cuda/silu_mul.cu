@@ -72,5 +72,5 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (rows, div_ceil(features, rows < 128 ? 2048 : 4096)), block (THREADS of
-// contract::gate), no dynamic shared memory. rows > 0. Any second grid size is correct; with few
+// contract::gate), no dynamic shared memory. rows > 0. Any value of gridDim.y is correct; with few
 // rows, more blocks per row are faster.

@@ -21,7 +21,7 @@ const ROWS: [usize; 4] = [1, 16, 64, 256];
 
 /// Replays of a graph per measurement.
 const REPLAYS: u32 = 100;
-/// Number of measurements, of which the fastest counts.
+/// Number of measurements. Only the shortest time is reported.
 const MEASUREMENTS: usize = 5;
 
 struct Nobody;
@@ -88,8 +88,8 @@ fn main() {
         [&asked, &results].map(|(memory, words)| unsafe { Tensor::persistent(memory.address(), [*words], DType::U32) });
     // SAFETY: the segment is backed for this many words, and only this thread uses it.
     let mut all = unsafe { Tensor::persistent(logits.0.address(), [rows_max, VOCABULARY], DType::F32) };
-    // Sums of two uniform numbers: likely tokens are rare, but much less rare than with a real
-    // model.
+    // Each logit is a sum of two uniform numbers. Few tokens are likely, but many more than with a
+    // real model.
     let number = |at: u64| ((philox::uniform(1, at) + philox::uniform(2, at) - 1.0) * 12.0) as f32;
     fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all)
         .expect("the numbers are uploaded");

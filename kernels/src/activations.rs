@@ -127,7 +127,8 @@ pub struct ActivationScratch<'s> {
     pub(crate) plain: Option<Tensor<'s>>,
     /// `[rows, columns]` [`Quantization::ELEMENTS`]
     pub(crate) data: Option<Tensor<'s>>,
-    /// `[rows, most scales of a row]` f32
+    /// `[rows, scales_max]` f32. `scales_max` is the largest number of scales that a row has in any
+    /// of the formats.
     pub(crate) scales: Option<Tensor<'s>>,
 }
 

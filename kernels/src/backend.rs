@@ -102,9 +102,10 @@ pub trait Backend {
     fn rms_norm(&self, call: calls::RmsNorm<'_>) -> Result<(), KernelError>;
     /// Normalizes rows by their mean and variance.
     fn layer_norm(&self, call: calls::LayerNorm<'_>) -> Result<(), KernelError>;
-    /// Multiplies by a weight, with bias, and writes the output or adds to it.
+    /// Multiplies rows by a weight, adds the bias if there is one, and writes the result or adds it
+    /// to the output.
     fn linear(&self, call: calls::Linear<'_>) -> Result<(), KernelError>;
-    /// Multiplies by the gate and up weights, and applies the gate. The default is the GEMM
+    /// Multiplies rows by the gate and up weights, and applies the gate. The default is the GEMM
     /// followed by [`silu_mul`](Backend::silu_mul).
     fn gated_linear(&self, call: calls::GatedLinear<'_>) -> Result<(), KernelError> {
         let gated = calls::SiluMul { gate_up: call.gate_up.view(), out: call.out };
@@ -129,7 +130,8 @@ pub trait Backend {
     }
     /// Multiplies rows by the gate and up weights of their experts, and applies the gate.
     fn gated_experts(&self, call: calls::GatedExperts<'_>) -> Result<(), KernelError>;
-    /// Multiplies by the experts' down weights, and adds each row's weighted sum to the output.
+    /// Multiplies rows by their experts' down weights, and adds each row's weighted sum to the
+    /// output.
     fn add_experts(&self, call: calls::AddExperts<'_>) -> Result<(), KernelError>;
     /// Does the same as [`add_experts`](Backend::add_experts), and normalizes the rows of the sum.
     /// The default calls the two operations in turn.
@@ -175,7 +177,7 @@ pub trait Backend {
     fn gated_delta(&self, call: calls::GatedDelta<'_>) -> Result<(), KernelError>;
     /// Normalizes heads by their root mean square, and multiplies them by the SiLU of a gate.
     fn gated_rms_norm(&self, call: calls::GatedRmsNorm<'_>) -> Result<(), KernelError>;
-    /// Multiplies by the sigmoid of a gate in place.
+    /// Multiplies rows by the sigmoid of a gate in place.
     fn sigmoid_mul(&self, call: calls::SigmoidMul<'_>) -> Result<(), KernelError>;
     /// Multiplies the SiLU of one half of the columns by the other half.
     fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError>;

@@ -1,5 +1,5 @@
-//! Pure: weights in blocks of quantized elements, in the formats of ggml and GGUF files: the bytes of
-//! each format, the rows of a weight, and the numbers in a block.
+//! Pure: weights in blocks of quantized elements, in the formats of ggml and GGUF files. Contains
+//! the block sizes of each format, the rows of a weight, and the unpacking of a block's numbers.
 //!
 //! Operations and their order are the same as in Python's `gguf` package (0.19, `quants.py`,
 //! `dequantize_blocks`), so that each widened element has the same bits.
@@ -90,7 +90,10 @@ impl BlockRows {
     pub fn new(columns: usize, parts: impl IntoIterator<Item = (BlockType, usize)>) -> Self {
         let (mut rows, mut bytes, mut runs) = (0, 0, Vec::<Run>::new());
         for (kind, count) in parts {
-            assert!(columns.is_multiple_of(kind.elements()), "rows of {columns} elements in blocks of {kind}");
+            assert!(
+                columns.is_multiple_of(kind.elements()),
+                "rows of {columns} elements are not whole blocks of {kind}"
+            );
             if runs.last().is_none_or(|last| last.kind != kind) {
                 runs.push(Run { kind, row: rows, byte: bytes });
             }
@@ -241,8 +244,8 @@ const fn repeated(byte: u8) -> u64 {
     u64::from_ne_bytes([byte; 8])
 }
 
-/// Eight bytes of a block from `at` on. Elements are unpacked eight at a time in such words, because
-/// the compiler does not reliably vectorize loops over bytes.
+/// Eight bytes of a block from `at` on. Elements are unpacked eight at a time in such words,
+/// because the compiler does not reliably vectorize loops over bytes.
 #[inline(always)]
 fn word(block: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes(block, at))
@@ -256,8 +259,8 @@ fn minus(word: u64, zero: u8) -> u64 {
 }
 
 /// Splits the 16 bytes from `at` on into 32 elements: the low nibbles of all bytes, then the high
-/// nibbles. `high` gives the bits above the nibbles of the eight elements from an index on. `zero` is
-/// subtracted from each element.
+/// nibbles. `high(first)` returns the bits above the nibbles, for the eight elements from index
+/// `first` on. `zero` is subtracted from each element.
 #[inline(always)]
 fn nibbles(block: &[u8], at: usize, high: impl Fn(usize) -> u64, zero: u8, out: &mut Unpacked) {
     for half in 0..2 {
@@ -271,7 +274,7 @@ fn nibbles(block: &[u8], at: usize, high: impl Fn(usize) -> u64, zero: u8, out: 
 #[inline(always)]
 fn fifth_bits(fifth: u32, first: usize) -> u64 {
     let eight = u64::from(fifth >> first & 0xff) * repeated(1);
-    // Byte `i` has only its bit `i`. The addition carries this bit to the highest bit.
+    // In byte `i`, only bit `i` is kept. The addition carries this bit to the byte's highest bit.
     let own = eight & 0x8040_2010_0804_0201;
     (own + repeated(0x7f)) >> 3 & repeated(0x10)
 }
@@ -284,7 +287,7 @@ fn bytes<const COUNT: usize>(block: &[u8], at: usize) -> &[u8; COUNT] {
 
 /// The scale and the offset of each of eight groups. Both are stored as six bits, in the twelve
 /// bytes from byte 4 on. The group's scale is multiplied by the block's scale at byte 0. The
-/// group's offset is subtracted, multiplied by the block's factor at byte 2.
+/// group's offset is multiplied by the block's factor at byte 2, and the product is subtracted.
 #[inline(always)]
 fn group_scales<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
     let (scale, least) = (half::<H>(block, 0), half::<H>(block, 2));

@@ -22,7 +22,8 @@ pub enum DType {
     /// meaning only together with their scales.
     F8E4M3,
     /// Unsigned integers of 4 bits ([`int4`](crate::int4)). They have a meaning only together with
-    /// their scales and zero points. Two integers share a byte, so a view begins at an even element.
+    /// their scales and zero points. Two integers share a byte, so a view begins at an even
+    /// element.
     U4,
 }
 

@@ -16,8 +16,8 @@ impl HostStore {
     /// Creates slots at `address`, each with `bytes` bytes for each of `layers` layers.
     ///
     /// # Safety
-    /// As long as copies use these slots, `address` must start `layers * slots * bytes` bytes of
-    /// host memory that only copies of the same lane access. For a GPU the memory must be
+    /// As long as copies use these slots, `address` must be the start of `layers * slots * bytes`
+    /// bytes of host memory that only copies of the same lane access. For a GPU the memory must be
     /// page-locked.
     pub unsafe fn new(address: *mut u8, layers: usize, slots: usize, bytes: Bytes) -> Self {
         HostStore { address, layers, slots, bytes }

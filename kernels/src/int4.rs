@@ -1,4 +1,4 @@
-//! Pure: weights of 4-bit integers by groups of columns, as they are in memory.
+//! Pure: the memory layout of weights of 4-bit integers, with a scale per group of columns.
 //!
 //! | part | shape | type |
 //! |---|---|---|
@@ -6,10 +6,10 @@
 //! | scales | `[rows, columns / group]` | the target's type of weights |
 //! | zero points | `[rows, columns / group]`, or absent if all are [`ZERO_POINT`] | u8, 0 to 15 |
 //!
-//! A block has a unit of 16 bytes for each row of each [`STRIP_COLUMNS`] columns. The unit of row `r`
-//! and of the columns from `32 * s` on has the number `16 * s + (r ^ 2 * (s % 4))`. So a GPU reads a
-//! block in order, and lanes that read units of adjacent rows and columns from a copy in shared memory
-//! hit different banks. A unit has four little-endian words of 8 adjacent columns.
+//! Each row of a block has 16-byte units of [`STRIP_COLUMNS`] columns. The unit of row `r` at
+//! column `32 * s` has the index `16 * s + (r XOR (2 * (s % 4)))` in the block. A GPU therefore
+//! reads a block in order, and lanes that read units of adjacent rows and columns from a copy in
+//! shared memory access different banks. A unit has four little-endian words of 8 adjacent columns.
 //!
 //! An element is `(integer - zero point) * scale`, rounded once to the type of the scale. AutoAWQ,
 //! AutoGPTQ and compressed-tensors compute the same.
@@ -21,7 +21,7 @@ use crate::{DType, QuantizationScheme};
 /// Supported numbers of columns that share a scale, in order of preference.
 pub const GROUPS: [usize; 3] = [128, 64, 32];
 
-/// The zero point of a weight without zero points.
+/// The zero point of all elements if a weight stores no zero points.
 pub const ZERO_POINT: u8 = 8;
 
 /// Rows of a block. A weight has whole blocks.
@@ -37,12 +37,12 @@ const UNIT_BYTES: usize = STRIP_COLUMNS / 2;
 pub const WORD_COLUMNS: usize = 8;
 
 /// The column of each integer of a word, from the lowest bits on. The first column of a pair is in
-/// the lower half of the word, and the second column at the same place of the upper half, so a GPU
-/// extracts a pair with a shift and one logic instruction (FasterTransformer; Marlin, Frantar et
-/// al. 2024, arXiv 2408.11743).
+/// the lower half of the word, and the second column is at the same position of the upper half, so
+/// a GPU extracts a pair with a shift and one logic instruction (FasterTransformer; Marlin, Frantar
+/// et al. 2024, arXiv 2408.11743).
 const ORDER: [usize; WORD_COLUMNS] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-/// The lowest bit of the integer of each column in its word.
+/// For each column of a word, the position of the lowest bit of its integer.
 pub(crate) const WORD_BITS: [u32; WORD_COLUMNS] = {
     let mut bits = [0; WORD_COLUMNS];
     let mut at = 0;
@@ -53,20 +53,21 @@ pub(crate) const WORD_BITS: [u32; WORD_COLUMNS] = {
     bits
 };
 
-/// Returns `true` if a weight `[rows, columns]` has whole blocks of rows and whole groups of `scheme`.
+/// Returns `true` if a weight `[rows, columns]` consists of whole blocks of rows and of whole
+/// groups of `scheme`.
 pub fn is_whole(scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool {
     let group = scheme.weights.group_columns(columns);
     rows.is_multiple_of(BLOCK_ROWS) && GROUPS.contains(&group) && columns.is_multiple_of(group)
 }
 
-/// Returns the offset in bytes of a unit in a weight of rows of `columns` columns.
+/// Returns the offset in bytes of a unit in a weight whose rows have `columns` columns.
 #[inline(always)]
 fn unit_at(row: usize, strip: usize, columns: usize) -> usize {
     let within = strip * BLOCK_ROWS + ((row % BLOCK_ROWS) ^ (2 * (strip % 4)));
     row / BLOCK_ROWS * (BLOCK_ROWS * columns / 2) + within * UNIT_BYTES
 }
 
-/// Packs the integers, each below 16, of whole blocks of rows of `columns` columns.
+/// Packs integers below 16 into whole blocks. Each row has `columns` columns.
 ///
 /// # Panics
 /// If `integers` are not whole blocks, `columns` are not whole units, or `out` does not have half a
@@ -74,9 +75,9 @@ fn unit_at(row: usize, strip: usize, columns: usize) -> usize {
 pub fn pack(integers: &[u8], columns: usize, out: &mut [u8]) {
     assert!(
         columns.is_multiple_of(STRIP_COLUMNS) && integers.len().is_multiple_of(BLOCK_ROWS * columns),
-        "whole blocks"
+        "the integers are whole blocks, and the columns are whole units"
     );
-    assert_eq!(out.len() * 2, integers.len(), "half a byte for each integer");
+    assert_eq!(out.len() * 2, integers.len(), "the output has half a byte for each integer");
     for (row, integers) in integers.chunks_exact(columns).enumerate() {
         for (strip, integers) in integers.chunks_exact(STRIP_COLUMNS).enumerate() {
             let unit = &mut out[unit_at(row, strip, columns)..][..UNIT_BYTES];
@@ -89,8 +90,8 @@ pub fn pack(integers: &[u8], columns: usize, out: &mut [u8]) {
     }
 }
 
-/// Returns the units of a row of `columns` columns, in the order of their columns. `weight` has whole
-/// blocks.
+/// Returns the units of a row of `columns` columns, in the order of their columns. `weight` must
+/// consist of whole blocks.
 ///
 /// # Panics
 /// If the row is not in `weight`.
@@ -113,8 +114,8 @@ pub fn unpack(unit: &[u8; UNIT_BYTES]) -> [u8; STRIP_COLUMNS] {
     out
 }
 
-/// Returns the elements of all 16 integers for a scale of type `kept`, which is a floating-point
-/// type. The scale has a value of this type.
+/// Returns the elements that the 16 possible integers represent, rounded to the floating-point type
+/// `kept`. `scale` must be representable in `kept`.
 pub fn elements(scale: f32, zero_point: u8, kept: DType) -> [f32; 16] {
     // The product is exact in f32 if the scale has 16 bits.
     let exact = |integer: usize| (integer as i32 - i32::from(zero_point)) as f32 * scale;

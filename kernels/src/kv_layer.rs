@@ -47,7 +47,7 @@ impl KvLayer {
     /// Creates a layer of `blocks` blocks at `address`.
     ///
     /// # Safety
-    /// As long as operations use the layer, `address` must start
+    /// As long as operations use the layer, `address` must be the start of
     /// `blocks * shape.block_bytes()` bytes of backed device memory, aligned to the element
     /// type, that only operations of the same lane access.
     pub unsafe fn new(address: Address, blocks: usize, shape: KvShape) -> Self {

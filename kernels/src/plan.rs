@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::{Backend, KernelError, Rank, Target, backend::each_operation, calls};
 
 /// A backend that runs a pass on shapes only. With
-/// [`Workspace::dry`](bursar_budgets::Workspace::dry), a plan yields the workspace's peak,
-/// the operations and the bytes moved, in milliseconds and without memory. Downloads leave
-/// the host buffer unchanged.
+/// [`Workspace::dry`](bursar_budgets::Workspace::dry), a plan computes the workspace's peak, the
+/// number of operations and the bytes moved. It takes milliseconds and no device memory. Downloads
+/// leave the host buffer unchanged.
 #[derive(Clone, Debug)]
 pub struct Plan {
     target: Target,

@@ -110,7 +110,7 @@ impl<'w, B: Backend> Scope<'w, B> {
         })
     }
 
-    /// Takes uninitialized activations `[rows, columns]` in this format.
+    /// Allocates uninitialized activations `[rows, columns]` in this format.
     pub(crate) fn empty_in(
         &self,
         format: ActivationFormat,
@@ -129,7 +129,7 @@ impl<'w, B: Backend> Scope<'w, B> {
         Ok(Activations { plain, rounded })
     }
 
-    /// Allocates scratch that the target declared. The backend decides how it uses the scratch.
+    /// Allocates scratch of a size that the target declared. The backend decides how to use it.
     /// Zero bytes allocate no memory.
     pub(crate) fn take_scratch(&self, bytes: Bytes) -> Result<Tensor<'_>, KernelError> {
         self.take([DType::F32.elements(bytes)], DType::F32)

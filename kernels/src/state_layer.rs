@@ -8,8 +8,8 @@ use crate::DType;
 /// vectors.
 const ALIGNMENT: Bytes = Bytes(256);
 
-/// Slot sizes are rounded up to this, because matrices of two-byte elements may have odd sizes and
-/// kernels require slots that are aligned to 16 bytes.
+/// Slot sizes are rounded up to a multiple of this, because matrices of two-byte elements may have
+/// odd sizes and kernels require slots that are aligned to 16 bytes.
 const SLOT_ALIGNMENT: Bytes = Bytes(16);
 
 /// The shape of one sequence's state in the gated delta net layers of a model: the last inputs of
@@ -18,7 +18,7 @@ const SLOT_ALIGNMENT: Bytes = Bytes(16);
 pub struct StateShape {
     /// Layers, each with a separate segment.
     pub layers: usize,
-    /// Columns that the convolution mixes: queries and keys of all key heads, then the values of
+    /// Columns that the convolution reads: queries and keys of all key heads, then the values of
     /// all value heads.
     pub channels: usize,
     /// Inputs of the convolution that a sequence keeps: the width of the convolution minus 1.
@@ -103,9 +103,9 @@ impl StateLayer {
     /// Creates a layer of `slots` slots at `address`.
     ///
     /// # Safety
-    /// As long as operations use the layer, `address` must start `slots * shape.slot_bytes()`
-    /// bytes of backed device memory, aligned to 256 bytes, that only operations of the same lane
-    /// access.
+    /// As long as operations use the layer, `address` must be the start of
+    /// `slots * shape.slot_bytes()` bytes of backed device memory, aligned to 256 bytes, that only
+    /// operations of the same lane access.
     pub unsafe fn new(address: Address, slots: usize, shape: StateShape) -> Self {
         assert!(shape.is_consistent(), "the channels are the queries, keys and values: {shape:?}");
         StateLayer { address, slots, shape }

@@ -57,8 +57,8 @@ pub(crate) const fn cpu_experts_share(out_features: usize, in_features: usize, w
     CPU_EXPERT_ROWS * (in_features + panel) + widened
 }
 
-/// Words of scratch per logit that one thread needs to choose from a row: a weight, a candidate, a
-/// changed logit and a counter.
+/// Words of scratch per logit that one thread needs to choose a token from a row: a weight, a
+/// candidate, a changed logit and a counter.
 pub(crate) const CPU_SAMPLE_WORDS: usize = 6;
 
 /// The machine that a pass is planned for and run on.
@@ -141,8 +141,8 @@ impl Target {
 
     /// Scratch for a GEMM with a `[out_features, in_features]` weight of type `weight`. The CPU
     /// needs one panel of widened weight rows per thread, or nothing for an `f32` weight. On CUDA
-    /// the scratch is cuBLASLt's workspace, followed by rows of dequantized elements for a weight of
-    /// 4-bit integers.
+    /// the scratch is cuBLASLt's workspace, followed by rows of dequantized elements if the weight
+    /// consists of 4-bit integers.
     pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { threads } => {
@@ -154,8 +154,8 @@ impl Target {
         }
     }
 
-    /// Returns `true` if weights in blocks of quantized elements are multiplied as they are. On other
-    /// targets, they are widened when they are loaded.
+    /// Returns `true` if weights in blocks of quantized elements are multiplied as they are stored.
+    /// On other targets, they are widened when they are loaded.
     pub fn keeps_blocks(&self) -> bool {
         matches!(self, Target::Cpu { .. })
     }
@@ -255,7 +255,7 @@ impl Target {
         }
     }
 
-    /// Scratch for choosing from `rows` rows of `vocabulary` logits for `sequences` sequences. The
+    /// Scratch for sampling from `rows` rows of `vocabulary` logits for `sequences` sequences. The
     /// CPU needs space for one row per thread. CUDA needs space for the changed logits of some rows
     /// at a time, for statistics of parts of these rows, and for the previous step's choices.
     pub fn sample_scratch(&self, rows: usize, sequences: usize, vocabulary: usize) -> Bytes {

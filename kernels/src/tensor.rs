@@ -58,7 +58,7 @@ impl<'m> Tensor<'m> {
     /// Creates a view of memory that outlives every pass: weights, caches, fixed input buffers.
     ///
     /// # Safety
-    /// As long as operations use the view, or any view made from it, `address` must start
+    /// As long as operations use the view, or any view made from it, `address` must be the start of
     /// `shape.elements() * dtype.size()` bytes of backed device memory that is aligned to the
     /// element type. Nothing else may write this memory while an operation reads it, or read it
     /// while an operation writes it.

@@ -18,14 +18,15 @@ pub struct Weight<'m> {
 
 /// The scales of a weight, and the quantization of the activations that it is multiplied by.
 pub struct WeightScales<'m> {
-    /// Factors by which the numbers are multiplied, in the shape [`ScaledBy::shape`]. They are f32,
-    /// or of the target's type of weights for [4-bit integers](crate::int4).
+    /// Factors by which the numbers are multiplied, in the shape [`ScaledBy::shape`], in f32. For
+    /// [4-bit integers](crate::int4), they have the target's type of weights.
     pub factors: Tensor<'m>,
     /// Zero points of [4-bit integers](crate::int4), u8, in the shape of the scales. `None` if all
     /// zero points are [`int4::ZERO_POINT`](crate::int4::ZERO_POINT).
     pub zero_points: Option<Tensor<'m>>,
-    /// Blocks have [`SCALE_BLOCK`] columns. They have as many rows, or fewer if the weight combines
-    /// several projections that do not all start at a multiple of [`SCALE_BLOCK`] rows.
+    /// The part that shares a scale. If a weight is multiplied by quantized activations, its blocks
+    /// have [`SCALE_BLOCK`] columns and [`SCALE_BLOCK`] rows, or fewer rows if the weight combines
+    /// projections that do not all start at a multiple of [`SCALE_BLOCK`] rows.
     pub by: ScaledBy,
     /// If `None`, the weight is multiplied by unquantized activations.
     pub activations: Option<Quantization>,

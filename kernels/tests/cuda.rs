@@ -24,7 +24,7 @@ use ground::{
     Fp8, How, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, passes, rounded, search,
 };
 
-/// Held by each test while it uses the GPU, because all tests share one GPU.
+/// The lock that each test holds while it uses the GPU, because all tests share one GPU.
 type GpuLock = MutexGuard<'static, ()>;
 
 struct Gpu {
@@ -54,7 +54,7 @@ impl Gpu {
         load(&self.device, target)
     }
 
-    /// Compares the result of every operation with its definition, and its memory with its plan.
+    /// Compares the result of every operation with its definition, within its planned memory.
     fn compare(&self, kernels: &Arc<CudaKernels>) {
         let target = kernels.target();
         let activation = target.activation();
@@ -241,7 +241,7 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
                 let found = drawn(&cuda, &memory, dtype, deviation, shape, pitch);
                 let expected = drawn(&Cpu::new(2), &host, dtype, deviation, shape, pitch);
                 let other = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
-                assert_eq!(other, 0, "numbers in {dtype}, {pitch} apart, differ on {:?}", kernels.target());
+                assert_eq!(other, 0, "{dtype} numbers in rows of {pitch} differ on {:?}", kernels.target());
             }
         }
     }
@@ -330,7 +330,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         let (cuda, counter) = (Cuda::new(kernels).expect("a stream"), WorkCounter::default());
         let upload = Scope::new(&cuda, &shelf, &counter);
         let weight = |rows: usize, numbers: &[f32]| {
-            narrowed(&upload, [rows, Products::IN], products.activation, numbers).expect("the workspace has room")
+            narrowed(&upload, [rows, Products::IN], products.activation, numbers).expect("the workspace suffices")
         };
         let weights = [weight(Products::OUT, &products.plain), weight(2 * Products::OUT, &products.gated)];
         let run = |cuda: &Cuda, rows: usize| {
@@ -360,7 +360,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
             assert_eq!(lane.guesses(), 0, "algorithms that one lane measured are known to all lanes");
         }
 
-        // As after a restart, newly loaded kernels take the measurements that the first kernels
+        // As after a restart, newly loaded kernels use the measurements that the first kernels
         // wrote.
         let written = serde_json::to_value(kernels.tuning()).expect("the measurements can be serialized");
         let start = |written: &serde_json::Value| {
@@ -449,7 +449,7 @@ fn the_library_has_an_algorithm_for_scales_by_block() {
         let (target, library) = (kernels.target(), kernels.library());
         let version = library.rsplit(' ').next().and_then(|number| number.parse::<usize>().ok()).unwrap_or(0);
         if target_of(kernels).capability != (9, 0) || version < 120_900 {
-            println!("{} with {library} has none", target.name());
+            println!("{} with {library} has no algorithm for scales by block", target.name());
             continue;
         }
         let activation = target.activation();

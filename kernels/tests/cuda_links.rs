@@ -273,7 +273,7 @@ fn sums_through_nccl_are_close_to_f64_and_have_the_same_bits_on_all_ranks() {
                         found.to_f64() == before
                     }
                 };
-                assert!(check(alone[at], exact, size), "{what} at {at}: {} of {exact}", alone[at]);
+                assert!(check(alone[at], exact, size), "{what} at {at}: {}, expected {exact}", alone[at]);
                 assert!(check(sum[at], exact + before, size + before.abs()), "{what} at {at}: {}", sum[at]);
                 assert!(sum[at].to_bits() == residual[at].to_bits(), "{what} at {at}: the residual");
             }

@@ -20,7 +20,7 @@ use ground::{Random, first_gpu, first_largest, leased, load};
 /// split.
 const AT_ONCE: Bytes = Bytes::kib(320);
 
-/// Like [`AT_ONCE`], for sums in shares, which are large.
+/// Like [`AT_ONCE`], for sums so large that each rank computes only a share of the rows.
 const IN_SHARES_AT_ONCE: Bytes = Bytes::mib(7);
 
 /// Time that a rank waits for the other ranks: longer than a kernel takes to start, and short
@@ -40,8 +40,8 @@ fn patience() -> Duration {
     number_from("BURSAR_RANKS_PATIENCE").map_or(PATIENCE, Duration::from_secs)
 }
 
-/// Those of the rank counts `ranks` for which one GPU can run the kernels of all ranks at the same
-/// time. Blocks take more registers under compute-sanitizer, for which `BURSAR_RANKS_MOST` sets the
+/// The rank counts in `ranks` for which one GPU can run the kernels of all ranks at the same time.
+/// Blocks take more registers under compute-sanitizer, for which `BURSAR_RANKS_MOST` sets the
 /// largest count.
 fn together(ranks: Vec<usize>) -> impl Iterator<Item = usize> {
     let most = number_from("BURSAR_RANKS_MOST").map_or(usize::MAX, |most| most as usize);
@@ -160,8 +160,8 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
     let odd = [(3, 3584, 0), (37, 4104, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)];
     let small = sizes.into_iter().chain(odd).map(|size| (size, AT_ONCE, vec![2, 3, 4]));
-    // Sums in shares: a block has one piece, several pieces, or several pieces in
-    // each of two collectives.
+    // Sums of which each rank computes a share of the rows: a block has one piece, several pieces,
+    // or several pieces in each of two collectives.
     let shared = [(397, 2048, 8), (8200, 104, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 4, 5]));
     for ((rows, columns, gap), at_once, ranks) in small.chain(shared) {
         for of in together(ranks) {
@@ -215,7 +215,7 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
     let formats = [Quantization::Rows, Quantization::Groups, Quantization::Fixed(0.01)];
     let formats = formats.map(|quantization| ActivationFormat::of(Some(quantization)));
     // The sizes cover rows that are pushed, rows that are read, pieces of two and of four rows, and
-    // sums in shares. Very wide rows take two launches.
+    // sums of which each rank computes a share. Very wide rows take two launches.
     let sizes = [(1, 3584, 0), (15, 8192, 8), (131, 1032, 8), (257, 1000, 8), (3, 8200, 0)];
     let small = sizes.map(|size| (size, AT_ONCE, vec![2, 3, 4, 5]));
     let shared = [(397, 2048, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 4, 5]));
@@ -243,11 +243,11 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
                 // delays their joining the collective.
                 let before = numbers(5, rows * wide);
                 let mut residuals = [scope.upload([rows, wide], &before)?, scope.upload([rows, wide], &before)?];
-                let mut rooms = [
+                let mut scratch = [
                     scope.activation_scratch([format], rows, columns)?,
                     scope.activation_scratch([format], rows, columns)?,
                 ];
-                let mut normed = rooms.each_mut().map(|room| room.place(format, rows));
+                let mut normed = scratch.each_mut().map(|scratch| scratch.place(format, rows));
                 {
                     let [one, two] = residuals.each_mut();
                     let [mut one, mut two] = [one, two].map(|residual| residual.column_range_mut(0..columns));

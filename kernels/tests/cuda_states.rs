@@ -10,8 +10,8 @@ use bursar_kernels::*;
 
 use ground::{assert_close, compute, divided, first_gpu, leased, load, widened};
 
-/// Each row divides a prompt of 200 tokens into steps at these tokens: one step, short steps, steps
-/// of whole chunks, and steps that end inside chunks.
+/// Each row lists the tokens at which a prompt of 200 tokens is divided into steps: one step, short
+/// steps, steps of whole chunks, and steps that end inside chunks.
 const CUTS: [&[usize]; 6] = [
     &[0, 200],
     &[0, 1, 2, 3, 200],

@@ -35,7 +35,7 @@ fn options() -> String {
 }
 
 /// File name endings of the code that is compiled from the source: the targets in its `// Targets:`
-/// line, or, without such a line, all targets that need not be named.
+/// line, or, without such a line, all targets except those in `NAMED_ALONE` of `compile.py`.
 fn endings_of(source: &Path) -> BTreeSet<String> {
     let all = texts_of("TARGETS").into_iter().map(|text| text.split(' ').next().expect("an ending").to_owned());
     let text = fs::read_to_string(source).expect("the file exists");

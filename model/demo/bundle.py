@@ -1,5 +1,5 @@
-"""Paints the pictures that come with the demo, composed by hand, and writes their questions next to
-them.
+"""Paints the bundled pictures of the demo, whose content is listed by hand in this file, and writes
+their questions next to them.
 
     python3 bundle.py
 """

@@ -295,9 +295,9 @@ def place_number(rng, width: int, height: int, alone: bool, fonts):
     tall = scale * between(rng, 0.115, 0.5 if alone else 0.3)
     tall = min(tall, 0.8 * height, 0.88 * width / (0.72 * len(text)))
     mask, boxes = mask_of_number(rng, text, max(14, round(tall)), fonts)
-    room_x, room_y = width * 0.96, height * 0.96
-    if mask.width > room_x or mask.height > room_y:
-        shrink = min(room_x / mask.width, room_y / mask.height)
+    max_x, max_y = width * 0.96, height * 0.96
+    if mask.width > max_x or mask.height > max_y:
+        shrink = min(max_x / mask.width, max_y / mask.height)
         mask = mask.resize((max(1, int(mask.width * shrink)), max(1, int(mask.height * shrink))))
         boxes = [tuple(value * shrink for value in box) for box in boxes]
     left = int(between(rng, 0.01 * width, width * 0.99 - mask.width))
@@ -306,7 +306,7 @@ def place_number(rng, width: int, height: int, alone: bool, fonts):
     return Number(text, digits), mask, (left, top)
 
 
-def room_for(shape: Shape, others, taken, width, height) -> bool:
+def is_clear(shape: Shape, others, taken, width, height) -> bool:
     """Whether a shape keeps its distance from the other shapes and from the number, and is clearly
     left or right of every other shape."""
     scale = math.sqrt(width * height)
@@ -352,7 +352,7 @@ def place_shapes(rng, width, height, count, taken) -> list[Shape]:
                 depth,
                 squeeze,
             )
-            if room_for(shape, shapes, taken, width, height):
+            if is_clear(shape, shapes, taken, width, height):
                 shapes.append(shape)
                 break
     return sorted(shapes, key=lambda shape: shape.x)
@@ -495,8 +495,8 @@ def draw_nothing(rng, width: int, height: int):
 def draw_scene(rng, fonts: tuple[str, ...] = (), wide: bool = False, tidy: bool = False):
     """A scene and its picture.
 
-    `fonts` adds font files to Pillow's own. `wide` (training) adds sizes and contents that
-    evaluation does not use. `tidy` leaves out noise and blur.
+    `fonts` adds font files to Pillow's built-in font. `wide` (training) adds sizes and contents
+    that evaluation does not use. `tidy` leaves out noise and blur.
     """
     width, height = side_lengths(rng, wide)
     if wide and rng.random() < 0.04:

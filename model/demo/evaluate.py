@@ -5,8 +5,8 @@ counts exact answers.
     python3 evaluate.py --model checkpoint --pictures /tmp/pictures
 
 The repository stores the weights compressed, so run `xz -dk checkpoint/model.safetensors.xz` before
-the first run. `bursar` is evaluated with the same lines, so the two results can be compared picture
-by picture.
+the first run. `bursar` is evaluated with the same questions, so the two results can be compared
+picture by picture.
 """
 
 import argparse

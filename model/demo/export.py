@@ -182,7 +182,7 @@ def check(network: Network, folder: Path) -> None:
         packer.add_conversation(talk.SYSTEM, turns)
     packer.close()
     batch = {name: torch.from_numpy(array.astype(np.int64) if array.dtype != np.uint8 else array) for name, array in slot.items()}
-    # Only the used part: the empty rest of the slot would take minutes on a CPU.
+    # Keep only the used part, because the empty rest of the slot would take minutes on a CPU.
     batch = shortened(batch, packer)
     with torch.no_grad():
         ours = network.eval()({**batch, "patch": train.normalised(batch["patch"])}).answers

@@ -144,7 +144,7 @@ class Packer:
             self.slot[name].fill(0)
 
     def add_picture(self, scene: draw.Scene, image: Image.Image) -> int | None:
-        """The picture's index in the batch. None if it does not fit."""
+        """Returns the picture's index in the batch, or None if the picture does not fit."""
         patches, rows, columns = cut(image)
         end = self.patches + len(patches)
         order, inverse, positions, lengths = layout(rows, columns)
@@ -272,8 +272,8 @@ def about_one(rng, scene: draw.Scene, picture: int):
 
 
 def about_two(rng, scenes: list[draw.Scene], pictures: list[int]):
-    """Two pictures: both at once, or the second in a later turn, after which questions are about
-    the second picture."""
+    """Conversations about two pictures. Both pictures come in one turn, or each comes in a separate
+    turn with a question about it. Then the user asks about the first or the second picture."""
     turns = []
     if rng.random() < 0.5:
         parts = list(pictures)

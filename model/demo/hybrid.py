@@ -14,7 +14,7 @@ from torch import nn
 
 from network import GatedMlp, Network, Outputs, Text, Vision, VisionAttention, attend, rotate
 
-CHUNK = 64  # tokens that the delta rule handles as matrices
+CHUNK = 64  # tokens per chunk, which the delta rule computes with matrix products
 LONGEST = 1024  # tokens of a conversation
 
 
@@ -124,7 +124,7 @@ class HybridVision(Vision):
         last = place.new_zeros((len(starts), 2)).scatter_reduce(0, picture[:, None].expand(-1, 2), place, "amax")
         at = place * ((self.sizes.vision_grid - 1) / last.clamp(min=1)[picture])
         low = at.floor().long().clamp(max=self.sizes.vision_grid - 2)
-        shares = (1 - (at - low), at - low)  # of the lower and the higher neighbour, for rows and columns
+        shares = (1 - (at - low), at - low)  # of the lower and the higher grid point, for rows and columns
         total = 0.0
         for row in (0, 1):
             for column in (0, 1):
@@ -171,7 +171,7 @@ class UnitLowerInverse(torch.autograd.Function):
 def delta_rule(query, key, value, decay, beta, age):
     """The gated delta rule within each conversation of a packed stream, without a loop over the
     stream. query, key, value: [stream, heads, head_dim]; decay (a logarithm) and beta: [stream, heads];
-    age: a token's place in its conversation. The stream is a multiple of `CHUNK` long.
+    age: a token's index in its conversation. The stream is a multiple of `CHUNK` long.
 
     Within a chunk, a triangular system relates the tokens. A chunk changes the state by an affine map,
     and a scan over the maps computes the state before each chunk."""
@@ -187,13 +187,14 @@ def delta_rule(query, key, value, decay, beta, age):
     age = age.view(chunks, 1, CHUNK)
     place = torch.arange(CHUNK, device=age.device)
     distance = place[:, None] - place[None, :]
-    related = (distance >= 0) & (age[..., None] >= distance)  # the same conversation, and not later
+    # The token itself and earlier tokens of its conversation.
+    related = (distance >= 0) & (age[..., None] >= distance)
     fading = torch.where(related, total[..., :, None] - total[..., None, :], float("-inf")).exp()
     lower = torch.where(distance > 0, (beta * key) @ key.transpose(-1, -2) * fading, 0.0)
     solved = UnitLowerInverse.apply(lower)
     # Decay since the state before the chunk, if the conversation began before the chunk.
     before = torch.where(age > place, total, float("-inf")).exp()[..., None]
-    # Decay until the end of the chunk, if the conversation is the one of the last token.
+    # Decay until the end of the chunk, if the chunk's last token belongs to the same conversation.
     after = torch.where(age[..., -1:] >= CHUNK - 1 - place, total[..., -1:] - total, float("-inf")).exp()[..., None]
     new = solved @ (beta * value)
     known = solved @ (beta * key * before)
@@ -243,7 +244,7 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = nn.Linear(self.parts[2], hidden, bias=False)
 
     def start(self) -> None:
-        """The heads start with memories of about 1.5, 10, 60 and 400 tokens."""
+        """Initializes the decay so that the heads remember about 1.5, 10, 60 and 400 tokens."""
         share = torch.arange(self.heads) / max(1, self.heads - 1)
         nn.init.zeros_(self.A_log)
         step = 0.7 * (0.0025 / 0.7) ** share
@@ -349,7 +350,7 @@ class HybridText(Text):
 
 class DraftHead(nn.Module):
     """Predicts the token after next from the hidden state of a token and the embedding of the next
-    token. Only its own weights learn from it."""
+    token. Its loss trains only its own weights."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()

@@ -23,8 +23,8 @@ class Sizes:
     text_kv_heads: int = 2
     text_intermediate: int = 512
     # The rotary frequencies of the column axis come last and are the lowest. With Qwen's base of a
-    # million, one column would rotate them by less than a thousandth of a radian, and a model this
-    # small could not distinguish left from right.
+    # million, one column would rotate a head's elements by less than a thousandth of a radian, and
+    # a model this small could not distinguish left from right.
     rope_theta: float = 20.0
     mrope_section: tuple[int, int, int] = (4, 6, 6)
     vision_hidden: int = 160
@@ -41,7 +41,7 @@ class Outputs(NamedTuple):
     """The logits of a batch."""
 
     answers: torch.Tensor  # [answers, vocabulary]
-    taught: torch.Tensor  # [units, 15 + 9]: what the teacher layer sees in each unit
+    taught: torch.Tensor  # [units, 15 + 9]: the teacher layer's prediction for each unit
     drafts: torch.Tensor | None = None  # [answers, vocabulary]: of a draft head
 
 
@@ -234,7 +234,7 @@ class Text(nn.Module):
 
 
 class Network(nn.Module):
-    PROCESSOR = "Qwen2_5_VLProcessor"  # its class in transformers
+    PROCESSOR = "Qwen2_5_VLProcessor"  # class of the processor in transformers
 
     def __init__(self, sizes: Sizes = Sizes()):
         super().__init__()

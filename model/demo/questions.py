@@ -282,8 +282,8 @@ def ask_count_colour(rng, scene):
 
 
 def ask_colour(rng, scene):
-    """The color of the only shape of a kind. Sometimes a question without an answer, with the
-    reason."""
+    """The color of the only shape of a kind. Sometimes there is no such shape or there are several,
+    and the answer says so."""
     kinds = [s.kind for s in scene.shapes]
     unique = [s for s in scene.shapes if kinds.count(s.kind) == 1]
     spelling = pick(rng, ("colour", "color"))

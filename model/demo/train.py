@@ -74,8 +74,8 @@ def losses(network: Network, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     answers, taught, drafts = outputs(network, batch)
     answer = F.cross_entropy(answers.float(), batch["answer"], ignore_index=-100)
     taught = taught.float()
-    # Most units lie on the background. They get a tenth of the weight, because the model would
-    # otherwise take long to learn the digits.
+    # Most units show the background. They get a tenth of the weight, because the model would
+    # otherwise take a long time to learn the digits.
     weight = torch.where(batch["thing"] > 0, 1.0, 0.1)
     thing = F.cross_entropy(taught[:, :15], batch["thing"], reduction="none")
     colour = F.cross_entropy(taught[:, 15:], batch["colour"], reduction="none")
@@ -265,7 +265,8 @@ def train(arguments) -> None:
         torch._dynamo.config.suppress_errors = True  # a module that fails to compile runs eagerly
         for module in network.repeated():
             module.compile(dynamic=False)
-    # A draft head does not influence the rest of the network, so its gradients are clipped separately.
+    # A draft head does not influence the rest of the network, so its gradients are clipped
+    # separately.
     heads = [parameter for name, parameter in network.named_parameters() if name.startswith("mtp.")]
     rest = [parameter for name, parameter in network.named_parameters() if not name.startswith("mtp.")]
     batches = batches_of(source, device)
@@ -320,7 +321,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=1, help="divide the size of a batch by this")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--teach", type=float, default=0.3, help="weight of the per-unit loss")
-    parser.add_argument("--minutes", type=float, default=9.0, help="stop and save after this long")
+    parser.add_argument("--minutes", type=float, default=9.0, help="stop and save after this many minutes")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--depth", type=int, default=3, help="batches that each worker draws ahead")
     parser.add_argument("--held-out", type=int, default=1000)

@@ -76,7 +76,7 @@ impl Envelope {
     }
 
     /// Limits for common use of a GPU: contexts of 8192 tokens (or the model's own length, if that
-    /// is less) and 256 sequences at once. A step has room for 8192 prompt tokens and one token of
+    /// is less) and 256 sequences at once. A step can hold 8192 prompt tokens and one token of
     /// each sequence. Pictures are as large as the model's processor makes them, as long as one
     /// picture leaves a quarter of the context for a question and an answer: 24576 patches are 6144
     /// tokens if four patches make one token. If a GPU cannot hold the worst case of these limits,
@@ -109,8 +109,8 @@ impl Envelope {
         (self.sequences + self.drafts_of_step()).min(self.step_tokens)
     }
 
-    /// Maximum rows of decoding sequences in one step. With recurrent states, a step also runs the
-    /// accepted drafts of the step before again.
+    /// Maximum rows of decoding sequences in one step. With recurrent states, a step also reruns
+    /// the accepted drafts of the previous step.
     pub fn decoding_rows(&self, has_states: bool) -> usize {
         let repeated = if has_states { self.drafts_of_step() } else { 0 };
         (self.logit_rows() + repeated).min(self.step_tokens)
@@ -155,7 +155,7 @@ impl Envelope {
         require("sequences", self.sequences, 1, "at least one sequence runs")?;
         require("step_tokens", self.step_tokens, self.sequences, "each sequence has a token in a step")?;
         if self.draft_tokens > DRAFTS_OF_STEP {
-            let required = format!("at most {DRAFTS_OF_STEP}: all sequences of a step together have as many drafts");
+            let required = format!("at most {DRAFTS_OF_STEP}: this is the limit for all sequences of a step together");
             return Err(LimitError { limit: "draft_tokens".to_owned(), value: self.draft_tokens, required });
         }
         require("launch_patches", self.launch_patches, PATCHES_LEAST, "a launch takes a picture of one token")?;

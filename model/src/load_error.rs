@@ -50,7 +50,7 @@ impl Hint for LoadError {
             LoadError::Quantization(error) => error.hint(),
             LoadError::Weights(error) => error.hint(),
             LoadError::Stopped => "load the model again".to_owned(),
-            LoadError::Kernel(_) => "see the device's message: it refused the copy".to_owned(),
+            LoadError::Kernel(_) => "the device refused the copy; see its message".to_owned(),
         }
     }
 }

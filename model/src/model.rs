@@ -213,12 +213,12 @@ impl Model {
         self.weight_bytes
     }
 
-    /// The usual name of the type of quantized weights in memory, for texts.
+    /// The usual name of the type of quantized weights in memory, for messages to users.
     pub fn quantized_type(&self) -> &'static str {
         if self.int4_bytes > Bytes::ZERO { "INT4" } else { Quantization::NAME }
     }
 
-    /// Bytes of the weights that have 4-bit integers in memory, with scales and zero points.
+    /// Bytes of the weights that are in memory as 4-bit integers, with scales and zero points.
     pub fn int4_bytes(&self) -> Bytes {
         self.int4_bytes
     }
@@ -261,9 +261,10 @@ impl Model {
         self.family.decoder().state_shape(target.activation(), self.state_dtype)
     }
 
-    /// The cache of each decoder layer, in order, and then that of the draft head's layer, if the model
-    /// was loaded with its head. `kv` has one entry for each layer of a block. Layer
-    /// `i` of every cache group uses `kv[i]`. Each gated delta net takes the next entry of `states`.
+    /// The cache of each decoder layer, in order, followed by the cache of the draft head's layer
+    /// if the model was loaded with its draft head. `kv` has one entry for each layer of a block.
+    /// Layer `i` of every cache group uses `kv[i]`. Each gated delta net takes the next entry of
+    /// `states`.
     ///
     /// # Panics
     /// If `kv` or `states` has too few entries.

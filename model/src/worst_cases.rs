@@ -66,12 +66,12 @@ pub struct CacheCapacity {
     pub cache_rows: usize,
 }
 
-/// The worst cases of `envelope` for `model`, limited to the cache capacity `room`.
-pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> Vec<WorstCase> {
+/// The worst cases of `envelope` for `model`, limited to the `capacity` of the caches.
+pub fn worst_cases(model: &Model, envelope: &Envelope, capacity: CacheCapacity) -> Vec<WorstCase> {
     let mut worst_cases = Vec::new();
     let request = RequestCost::largest(envelope, model.config().merge());
     if let Some(merge) = model.config().merge() {
-        let launch = envelope.launch_patches.min(merge.patches(room.cache_rows));
+        let launch = envelope.launch_patches.min(merge.patches(capacity.cache_rows));
         let (largest, smallest) = (request.picture_patches.min(launch), smallest_grid(model, merge));
         // If not even the smallest picture fits, the encoder never runs.
         if largest >= smallest.patches() {
@@ -88,17 +88,17 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
             }
         }
     }
-    let prompts = step(model, envelope, room, request, envelope.step_tokens, true);
+    let prompts = step(model, envelope, capacity, request, envelope.step_tokens, true);
     worst_cases.push(WorstCase::of(&WorstCaseKind::PROMPTS, Pass::Step(prompts)));
-    let decodes = step(model, envelope, room, request, envelope.sequences.min(envelope.step_tokens), false);
+    let decodes = step(model, envelope, capacity, request, envelope.sequences.min(envelope.step_tokens), false);
     worst_cases.push(WorstCase::of(&WorstCaseKind::DECODES, Pass::Step(decodes)));
     if envelope.drafts_of_step() > 0 {
         let tokens = envelope.decoding_rows(has_states(model));
-        let verifies = step(model, envelope, room, request, tokens, false);
+        let verifies = step(model, envelope, capacity, request, tokens, false);
         if verifies.short_sequences < verifies.sequence_count() {
             // With fewer drafts, attention treats each row as a sequence and needs other scratch.
             let tokens = tokens.min(SHORT_ROWS * envelope.sequences);
-            let short = step(model, envelope, room, request, tokens, false);
+            let short = step(model, envelope, capacity, request, tokens, false);
             worst_cases.push(WorstCase::of(&WorstCaseKind::VERIFIES, Pass::Step(short)));
         }
         worst_cases.push(WorstCase::of(&WorstCaseKind::VERIFIES, Pass::Step(verifies)));
@@ -385,25 +385,25 @@ fn pictures(
 fn step(
     model: &Model,
     envelope: &Envelope,
-    room: CacheCapacity,
+    capacity: CacheCapacity,
     request: RequestCost,
     tokens: usize,
     are_scored: bool,
 ) -> StepBatch {
-    assert!(tokens > 0 && request.tokens > 0, "an envelope lets a token through: {envelope:?}");
+    assert!(tokens > 0 && request.tokens > 0, "an envelope allows at least one token: {envelope:?}");
     let sequences = envelope.sequences.min(tokens);
     let tokens = tokens.min(sequences * request.tokens);
     let logits = envelope.logit_rows().min(tokens);
     let blocks: Vec<u32> =
-        (0..request.tokens.div_ceil(BLOCK_TOKENS)).map(|block| (block % room.blocks.max(1)) as u32).collect();
+        (0..request.tokens.div_ceil(BLOCK_TOKENS)).map(|block| (block % capacity.blocks.max(1)) as u32).collect();
     let tables = vec![BlockTable::from(blocks); model.cache_groups().count()];
     let divided = |count: usize| (0..sequences).map(move |s| count / sequences + usize::from(s < count % sequences));
     let (shares, logits): (Vec<_>, Vec<_>) = divided(tokens).zip(divided(logits)).unzip();
     let longest = shares[0];
     let ids = vec![0u32; longest];
     let positions = vec![[0u32; 3]; longest];
-    let rows: Vec<u32> = (0..longest).map(|row| (row % room.cache_rows.max(1)) as u32).collect();
-    let shows_pictures = model.config().image_token().is_some() && room.cache_rows > 0;
+    let rows: Vec<u32> = (0..longest).map(|row| (row % capacity.cache_rows.max(1)) as u32).collect();
+    let shows_pictures = model.config().image_token().is_some() && capacity.cache_rows > 0;
     let pictures: Vec<Vec<EmbeddingRows<'_>>> = shares
         .iter()
         .map(|share| {

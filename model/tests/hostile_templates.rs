@@ -137,8 +137,8 @@ fn attacks() -> Vec<(&'static str, String)> {
         ("deep blocks", repeated("{% if 1 %}", 10_000) + &repeated("{% endif %}", 10_000)),
         ("a huge template", repeated("a", 1 << 20)),
         ("a broken template", "{% for %}".into()),
-        ("a template of another's", "{% include 'default' %}".into()),
-        ("an unknown filter's depth", "{{ 'a'|" .to_owned() + &repeated("b.", 20_000) + "c }}"),
+        ("a template that includes another template", "{% include 'default' %}".into()),
+        ("an unknown filter with a deep name", "{{ 'a'|" .to_owned() + &repeated("b.", 20_000) + "c }}"),
     ]
 }
 

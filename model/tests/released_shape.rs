@@ -161,8 +161,8 @@ fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: 
     let [our_top, their_top, top_between] = [agreed(found, wide), agreed(narrow, wide), agreed(found, narrow)];
     println!(
         "{} in {activation:?}, {what}, {rows} rows: ours {ours:.2e} off f32, transformers' bf16 {theirs:.2e} (last row {our_last:.2e} and \
-         {their_last:.2e}), ours off theirs {between:.2e}; greatest as in f32: ours {our_top}, theirs {their_top}; ours as \
-         theirs {top_between}",
+         {their_last:.2e}), ours against theirs {between:.2e}; top tokens as in f32: ours {our_top}, theirs {their_top}; \
+         top tokens equal in both: {top_between}",
         prompt.name
     );
     let &Prompt { name, worse, .. } = prompt;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::{
-    body::Body,
+    body::{self, BodyDataStream},
     extract::{FromRequest, Request},
     http::{
         HeaderMap, StatusCode,
@@ -32,7 +32,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{error::ApiError, lenient::Lenient, options::ServeOptions};
+use super::{error::ApiError, half_closed::InputEnd, lenient::Lenient, options::ServeOptions};
 
 /// Upper bound on the memory of one parsed JSON value, in bytes. An empty message needs the most.
 const VALUE_BYTES: u64 = 256;
@@ -45,7 +45,7 @@ pub(super) struct Bodies {
     body_bytes: Bytes,
     body_time: Duration,
     /// Memory for bodies, in KiB.
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// Permits to parse or decompress a large body, one per CPU.
     turns: Semaphore,
     /// `true` while a task that will return freed memory to the system is scheduled.
@@ -58,12 +58,12 @@ const TIDIED_UP_AFTER: Duration = Duration::from_secs(1);
 
 impl Bodies {
     pub(super) fn new(options: &ServeOptions) -> Self {
-        let room = usize::try_from(options.bodies_bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let permits = usize::try_from(options.bodies_bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Bodies {
             body_bytes: options.body_bytes,
             body_time: options.body_time,
-            room: Arc::new(Semaphore::new(room)),
+            permits: Arc::new(Semaphore::new(permits)),
             turns: Semaphore::new(threads),
             is_tidied_up: Arc::default(),
         }
@@ -84,12 +84,12 @@ impl Bodies {
     }
 
     /// Reserves memory for bytes that the server reads for a request, such as files and URLs.
-    pub(super) fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ApiError> {
+    pub(super) fn reserve(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ApiError> {
         self.take(kib(bytes))
     }
 
     fn take(&self, kib: u32) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.room.clone().try_acquire_many_owned(kib).map_err(|_| {
+        self.permits.clone().try_acquire_many_owned(kib).map_err(|_| {
             ApiError::busy("the server has reached its limit of request bytes in memory").hint("try again in a moment")
         })
     }
@@ -99,10 +99,10 @@ impl Bodies {
 /// `None` if nothing is reserved.
 pub(super) type BodyPermit = Option<OwnedSemaphorePermit>;
 
-/// A parsed JSON body. Its memory stays reserved until `room` is dropped.
+/// A parsed JSON body. Its memory stays reserved until `permit` is dropped.
 pub(super) struct JsonBody<T> {
     pub(super) value: T,
-    pub(super) room: OwnedSemaphorePermit,
+    pub(super) permit: OwnedSemaphorePermit,
 }
 
 /// A type that can be parsed from a JSON body.
@@ -116,9 +116,9 @@ impl<T: FromJson, S: AsRef<Bodies> + Send + Sync> FromRequest<Arc<S>> for JsonBo
 
     async fn from_request(request: Request, state: &Arc<S>) -> Result<Self, ApiError> {
         let bodies: &Bodies = S::as_ref(state);
-        let (bytes, room) = read(request, bodies).await?;
+        let (bytes, permit) = read(request, bodies).await?;
         if bytes.len() <= LARGE {
-            return Ok(JsonBody { value: T::from_json(&bytes)?, room });
+            return Ok(JsonBody { value: T::from_json(&bytes)?, permit });
         }
         // Parsing a large body would delay other requests on this thread. While a body is parsed,
         // its text and its values are both in memory, so at most one body per CPU is parsed at a
@@ -126,7 +126,7 @@ impl<T: FromJson, S: AsRef<Bodies> + Send + Sync> FromRequest<Arc<S>> for JsonBo
         let _turn = bodies.turns.acquire().await.expect("the semaphore is never closed");
         let value = aside(|| T::from_json(&bytes));
         drop(bytes);
-        Ok(JsonBody { value: value?, room })
+        Ok(JsonBody { value: value?, permit })
     }
 }
 
@@ -152,8 +152,10 @@ async fn read(request: Request, bodies: &Bodies) -> Result<(Vec<u8>, OwnedSemaph
         return Err(too_large(limit));
     }
     // Nothing is reserved for `Content-Length`: a client can claim any length and send nothing.
-    let mut room = bodies.take(0)?;
-    let collected = collect(request.into_body(), stated.unwrap_or_default(), limit, bodies, &mut room);
+    let mut permit = bodies.take(0)?;
+    let input_end = request.extensions().get::<InputEnd>().cloned();
+    let pieces = Pieces { stream: request.into_body().into_data_stream(), input_end };
+    let collected = collect(pieces, stated.unwrap_or_default(), limit, bodies, &mut permit);
     let late = |_| {
         let message = format!("the body did not arrive within {} s", bodies.body_time.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
@@ -163,25 +165,46 @@ async fn read(request: Request, bodies: &Bodies) -> Result<(Vec<u8>, OwnedSemaph
         // A small compressed body may become a large one. Memory is reserved as it grows, and at
         // most one body per CPU is decompressed at a time.
         let _turn = bodies.turns.acquire().await.expect("the semaphore is never closed");
-        bytes = aside(|| coding.inflated(&bytes, limit, |bytes| grow(&mut room, bytes, bodies)))?;
+        bytes = aside(|| coding.inflated(&bytes, limit, |bytes| grow(&mut permit, bytes, bodies)))?;
     }
     // Many small values take more memory than their text.
-    grow(&mut room, values(&bytes) * VALUE_BYTES, bodies)?;
-    Ok((bytes, room))
+    grow(&mut permit, values(&bytes) * VALUE_BYTES, bodies)?;
+    Ok((bytes, permit))
+}
+
+/// A body that ends early if the client closes the connection or its sending side.
+struct Pieces {
+    stream: BodyDataStream,
+    /// `None` if the request did not come through a connection of this server.
+    input_end: Option<InputEnd>,
+}
+
+impl Pieces {
+    /// Waits for the next piece. Returns `None` at the end of the body.
+    async fn next(&mut self) -> Result<Option<body::Bytes>, ApiError> {
+        let early = || ApiError::invalid("body", "the body ended early");
+        let Some(input_end) = &mut self.input_end else {
+            return self.stream.next().await.transpose().map_err(|_| early());
+        };
+        tokio::select! {
+            // The server has read all input before it sees its end, so a piece may still be waiting.
+            biased;
+            piece = self.stream.next() => piece.transpose().map_err(|_| early()),
+            () = input_end.hidden() => Err(early()),
+        }
+    }
 }
 
 /// Collects the body. Memory is reserved as it grows, because its length may be unknown.
 async fn collect(
-    body: Body,
+    mut pieces: Pieces,
     stated_bytes: u64,
     limit: Bytes,
     bodies: &Bodies,
-    room: &mut OwnedSemaphorePermit,
+    permit: &mut OwnedSemaphorePermit,
 ) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
-    let mut pieces = body.into_data_stream();
-    while let Some(piece) = pieces.next().await {
-        let piece = piece.map_err(|_| ApiError::invalid("body", "the body ended early"))?;
+    while let Some(piece) = pieces.next().await? {
         if (bytes.len() + piece.len()) as u64 > limit.0 {
             return Err(too_large(limit));
         }
@@ -192,7 +215,7 @@ async fn collect(
             bytes.reserve_exact(piece.len().max(bytes.len().max(LARGE).min(lacks)));
         }
         bytes.extend_from_slice(&piece);
-        grow(room, bytes.len() as u64, bodies)?;
+        grow(permit, bytes.len() as u64, bodies)?;
     }
     Ok(bytes)
 }
@@ -247,11 +270,11 @@ impl Coding {
 }
 
 /// Extends the reservation to at least `bytes`.
-fn grow(room: &mut OwnedSemaphorePermit, bytes: u64, bodies: &Bodies) -> Result<(), ApiError> {
-    let held = u32::try_from(room.num_permits()).unwrap_or(u32::MAX);
+fn grow(permit: &mut OwnedSemaphorePermit, bytes: u64, bodies: &Bodies) -> Result<(), ApiError> {
+    let held = u32::try_from(permit.num_permits()).unwrap_or(u32::MAX);
     let lacks = kib(bytes).saturating_sub(held);
     if lacks > 0 {
-        room.merge(bodies.take(lacks)?);
+        permit.merge(bodies.take(lacks)?);
     }
     Ok(())
 }

@@ -94,7 +94,7 @@ pub(super) async fn chat(
     mut drafts: Vec<DraftMessage>,
     model: &ModelHandle,
     shared: &Shared,
-    room: &mut BodyPermit,
+    permit: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
     order_results(&mut drafts);
     let mut links = Vec::new();
@@ -116,7 +116,7 @@ pub(super) async fn chat(
     };
     let places = MediaFields { pictures: place(false), videos: place(true) };
     let facts = if links.iter().any(Link::wants_facts) { Some(model.facts().await?) } else { None };
-    let mut seen = media::read(links, facts.as_ref(), shared, room).await?.into_iter().map(|seen| match seen {
+    let mut seen = media::read(links, facts.as_ref(), shared, permit).await?.into_iter().map(|seen| match seen {
         LoadedMedia::Picture(picture) => Content::Image(picture),
         LoadedMedia::Video(film) => Content::Video(film),
     });

@@ -3,9 +3,9 @@
 use bursar::Chat;
 use serde_json::{Map, Value};
 
-/// Sets the effort in both template variables. Models whose thinking can be turned off read
-/// `enable_thinking`; models with several levels of thinking read `reasoning_effort`. Templates refuse
-/// a level that they do not know, and `none` is not a level.
+/// Sets the effort. Models whose thinking can be turned off read the template variable
+/// `enable_thinking`. Models with several levels of thinking read `reasoning_effort`. Templates
+/// refuse a level that they do not know, and `none` is not a level.
 pub(super) fn with_effort(chat: Chat, effort: Option<String>) -> Chat {
     match effort.as_deref() {
         Some("none") => chat.template_variable("enable_thinking", false),

@@ -134,7 +134,7 @@ fn pixels_per_second(stderr: &str) -> Option<f64> {
     };
     let pixels = line.split([' ', ',']).find_map(size)?;
     // Without a frame rate (`fps`), use the rate that ffmpeg estimates from timestamps (`tbr`).
-    // It writes thousands as `1k`.
+    // ffmpeg writes thousands as `1k`.
     let number = |text: &str| match text.strip_suffix('k') {
         Some(thousands) => thousands.parse::<f64>().ok().map(|rate| rate * 1000.0),
         None => text.parse().ok(),
@@ -303,7 +303,8 @@ async fn line(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<String>
     Ok(Some(line).filter(|line| !line.is_empty()))
 }
 
-/// Reads the standard error of ffmpeg until it is closed, and returns the first `STDERR_BYTES` bytes.
+/// Reads the standard error of ffmpeg until it is closed, and returns the first `STDERR_BYTES`
+/// bytes.
 async fn stderr_of(child: &mut Child) -> Result<String, Fault> {
     let mut stream = child.stderr.take().ok_or_else(no_pipe)?;
     let mut kept = Vec::new();
@@ -318,8 +319,8 @@ async fn read_some(stream: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>) ->
         if bytes == 0 {
             return Ok(());
         }
-        let room = STDERR_BYTES.saturating_sub(kept.len());
-        kept.extend_from_slice(&piece[..bytes.min(room)]);
+        let left = STDERR_BYTES.saturating_sub(kept.len());
+        kept.extend_from_slice(&piece[..bytes.min(left)]);
     }
 }
 

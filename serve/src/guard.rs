@@ -55,14 +55,14 @@ pub(super) struct Client {
 #[derive(Default)]
 pub(super) struct Held {
     _permits: Option<OwnedSemaphorePermit>,
-    room: BodyPermit,
+    permit: BodyPermit,
     used: Used,
 }
 
 impl Held {
     /// Returns the reserved memory, which grows as data is read for the request.
-    pub(super) fn room(&mut self) -> &mut BodyPermit {
-        &mut self.room
+    pub(super) fn permit(&mut self) -> &mut BodyPermit {
+        &mut self.permit
     }
 
     /// Records the token usage, after all replies have ended.
@@ -92,9 +92,9 @@ impl Client {
 
     /// Acquires permits for `replies`. The permits are held with the memory of the request until
     /// the result is dropped.
-    pub(super) fn hold(&self, replies: usize, room: OwnedSemaphorePermit) -> Result<Held, ApiError> {
+    pub(super) fn hold(&self, replies: usize, permit: OwnedSemaphorePermit) -> Result<Held, ApiError> {
         let permits = self.permits(replies)?;
-        Ok(Held { _permits: permits, room: Some(room), used: self.used.clone() })
+        Ok(Held { _permits: permits, permit: Some(permit), used: self.used.clone() })
     }
 
     fn permits(&self, replies: usize) -> Result<Option<OwnedSemaphorePermit>, ApiError> {

@@ -2,9 +2,9 @@
 //! wait for the answer.
 
 use std::{
+    future::pending,
     io,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -12,7 +12,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::Notify,
+    sync::watch,
     time::{Instant, Sleep, sleep_until},
 };
 use tokio_rustls::server::TlsStream;
@@ -44,22 +44,38 @@ impl Socket for TlsStream<TcpStream> {
     }
 }
 
-/// A connection that hides a half-close from the HTTP server. If the request is incomplete, the
-/// timeouts for headers and bodies end the request.
+/// Reports that the end of a connection's input was hidden from the HTTP server. A request body that
+/// is incomplete then stays incomplete.
+#[derive(Clone, Debug)]
+pub(super) struct InputEnd(watch::Receiver<bool>);
+
+impl InputEnd {
+    /// Waits until an end of input is hidden.
+    pub(super) async fn hidden(&mut self) {
+        if self.0.wait_for(|is_hidden| *is_hidden).await.is_err() {
+            // The connection is gone, and the HTTP server ends its requests.
+            pending().await
+        }
+    }
+}
+
+/// A connection that hides a half-close from the HTTP server. If the headers are incomplete, their
+/// timeout ends the request. If the body is incomplete, [`InputEnd`] does.
 pub(super) struct HalfClosed<S> {
     stream: S,
     /// Time of the last received bytes.
     last_received: Option<Instant>,
     /// Timer for the next check, if an end of input was hidden.
     check: Option<Pin<Box<Sleep>>>,
-    ended: Arc<Notify>,
+    ended: watch::Sender<bool>,
 }
 
 impl<S> HalfClosed<S> {
-    /// Wraps a stream. `ended` is notified when a half-close is hidden, because the client will
+    /// Wraps a stream. The second value reports when a half-close is hidden, because the client will
     /// send no further request.
-    pub(super) fn new(stream: S, ended: Arc<Notify>) -> Self {
-        HalfClosed { stream, last_received: None, check: None, ended }
+    pub(super) fn new(stream: S) -> (Self, InputEnd) {
+        let (ended, end) = watch::channel(false);
+        (HalfClosed { stream, last_received: None, check: None, ended }, InputEnd(end))
     }
 }
 
@@ -86,9 +102,9 @@ impl<S: AsyncRead + Socket + Unpin> AsyncRead for HalfClosed<S> {
         if self.check.is_some() {
             return self.poll_error(context);
         }
-        let (before, room) = (buffer.filled().len(), buffer.remaining());
+        let (before, remaining) = (buffer.filled().len(), buffer.remaining());
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if !matches!(read, Poll::Ready(Ok(()))) || room == 0 {
+        if !matches!(read, Poll::Ready(Ok(()))) || remaining == 0 {
             return read;
         }
         if buffer.filled().len() > before {
@@ -98,7 +114,7 @@ impl<S: AsyncRead + Socket + Unpin> AsyncRead for HalfClosed<S> {
         if self.last_received.is_none_or(|last_received| last_received.elapsed() > WITH_REQUEST) {
             return read;
         }
-        self.ended.notify_one();
+        self.ended.send_replace(true);
         self.check = Some(Box::pin(sleep_until(Instant::now() + CHECK_EVERY)));
         self.poll_error(context)
     }
@@ -151,20 +167,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_half_close_soon_after_a_request_is_held_back() {
         for (pause_ms, is_kept_back) in [(0, true), (99, true), (101, false)] {
-            let ((ours, mut theirs), ended) = (duplex(64), Arc::new(Notify::new()));
-            let mut ours = HalfClosed::new(ours, ended.clone());
+            let (ours, mut theirs) = duplex(64);
+            let (mut ours, mut end) = HalfClosed::new(ours);
             theirs.write_all(b"GET").await.expect("the bytes are written");
             ours.read_exact(&mut [0; 3]).await.expect("the bytes arrive");
             advance(Duration::from_millis(pause_ms)).await;
             theirs.shutdown().await.expect("the stream closes");
             let read = timeout(Duration::from_secs(60), ours.read(&mut [0; 3])).await;
             assert_eq!(read.is_err(), is_kept_back, "{pause_ms} ms");
-            let is_kept = timeout(Duration::from_secs(1), ended.notified()).await;
+            let is_kept = timeout(Duration::from_secs(1), end.hidden()).await;
             assert_eq!(is_kept.is_ok(), is_kept_back, "{pause_ms} ms");
         }
         let (ours, theirs) = duplex(64);
         drop(theirs);
-        let mut ours = HalfClosed::new(ours, Arc::default());
+        let (mut ours, _) = HalfClosed::new(ours);
         assert_eq!(ours.read(&mut [0; 3]).await.expect("the end"), 0, "no request was sent");
     }
 
@@ -173,7 +189,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let mut theirs = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("the listener accepts");
         let ours = listener.accept().await.expect("a client").0;
-        let mut ours = HalfClosed::new(ours, Arc::default());
+        let (mut ours, _) = HalfClosed::new(ours);
         theirs.write_all(b"GET").await.expect("the bytes are written");
         theirs.shutdown().await.expect("the stream closes");
         ours.read_exact(&mut [0; 3]).await.expect("the bytes arrive");

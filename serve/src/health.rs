@@ -19,14 +19,14 @@ use super::{
     state::Shared,
 };
 
-/// Returns 200 while all models accept requests and the server is not shutting down. Models that
-/// failed to load are ignored, unless no other model exists. Otherwise returns 503.
+/// Returns 200 while all models accept requests and the server is not shutting down, and otherwise
+/// 503. Models that failed to load are ignored, unless no other model exists.
 pub(super) async fn ready(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     answer(&shared, &headers, |live, ready| live && ready).await
 }
 
-/// Returns 200 while all runtimes are alive, and otherwise 503. A runtime that has died returns
-/// only with a restart of the process.
+/// Returns 200 while all runtimes are alive, and otherwise 503. A dead runtime comes back only
+/// when the process is restarted.
 pub(super) async fn live(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     answer(&shared, &headers, |live, _| live).await
 }

@@ -10,7 +10,7 @@ use std::{
 
 use axum::Router;
 use bursar::Hint;
-use hyper::server::conn::http1;
+use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -22,11 +22,12 @@ use rustls_pki_types::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Notify, watch},
+    sync::watch,
     task::JoinSet,
     time::{Instant, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, rustls};
+use tower::ServiceExt;
 
 use super::{
     connection_slots::{ConnectionSlot, ConnectionSlots, Kind},
@@ -315,21 +316,25 @@ async fn serve(
     router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let half_closed = Arc::new(Notify::new());
-    let io = TokioIo::new(HalfClosed::new(Patient::new(stream, limits.body_time), half_closed.clone()));
+    let (stream, mut input_end) = HalfClosed::new(Patient::new(stream, limits.body_time));
+    let input_end_of_requests = input_end.clone();
+    let service = router.map_request(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(input_end_of_requests.clone());
+        request
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_time)
         .max_buf_size(limits.head_bytes)
         .keep_alive(limits.keeps_alive)
-        .serve_connection(io, TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     let mut connection = std::pin::pin!(connection);
     // Connections in the reserve have no keep-alive, so they close after one request.
     if limits.keeps_alive {
         tokio::select! {
             ended = connection.as_mut() => return note(ended),
             _ = stopped.wait_for(|stopped| *stopped) => {}
-            () = half_closed.notified() => {}
+            () = input_end.hidden() => {}
         }
         connection.as_mut().graceful_shutdown();
     }

@@ -223,7 +223,7 @@ pub(super) async fn read(
     links: Vec<Link>,
     facts: Option<&ModelFacts>,
     shared: &Shared,
-    room: &mut BodyPermit,
+    permit: &mut BodyPermit,
 ) -> Result<Vec<LoadedMedia>, ApiError> {
     let count: usize = links.iter().map(Link::pictures).sum();
     if let Some(link) = links.last().filter(|_| count > PICTURES_MAX) {
@@ -231,8 +231,8 @@ pub(super) async fn read(
         return Err(ApiError::invalid(link.param.clone(), message));
     }
     let bytes = shared.options.body_bytes;
-    let (share, taken) = (FilmShare::of(&links, facts, bytes), Mutex::new(room));
-    let reading = &Reading { shared, left: AtomicU64::new(bytes.0), share, room: taken };
+    let (share, taken) = (FilmShare::of(&links, facts, bytes), Mutex::new(permit));
+    let reading = &Reading { shared, left: AtomicU64::new(bytes.0), share, permit: taken };
     stream::iter(links).map(|link| load(link, facts, reading)).buffered(AT_ONCE).try_collect().await
 }
 
@@ -312,7 +312,7 @@ struct Reading<'s> {
     /// Bytes that may still be read.
     left: AtomicU64,
     share: FilmShare,
-    room: Mutex<&'s mut BodyPermit>,
+    permit: Mutex<&'s mut BodyPermit>,
 }
 
 /// A video file or a folder below the media root.
@@ -330,10 +330,10 @@ impl Reading<'_> {
             let message = format!("the pictures of this request are too large; the limit for all of them is {limit}");
             ApiError::invalid(param, message).hint("send fewer or smaller pictures")
         })?;
-        let more = self.shared.bodies.room(bytes)?;
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut **room {
-            Some(room) => room.merge(more),
+        let more = self.shared.bodies.reserve(bytes)?;
+        let mut permit = self.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut **permit {
+            Some(permit) => permit.merge(more),
             none => *none = Some(more),
         }
         Ok(())

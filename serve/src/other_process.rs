@@ -43,8 +43,8 @@ pub(super) async fn shown(State(shared): State<Arc<Shared>>, uri: Uri) -> Result
     Ok(Json(Taken { bytes: stand_in(&shared, &uri)?.counts().foreign.0 }))
 }
 
-/// `POST /v1/budget/other_process?device=NUMBER`: takes free memory, up to `bytes`, and frees it after
-/// `seconds`. Only one drill runs at a time.
+/// `POST /v1/budget/other_process?device=NUMBER`: takes free memory, up to `bytes`, and frees it
+/// after `seconds`. Only one drill runs at a time.
 pub(super) async fn drill(
     State(shared): State<Arc<Shared>>,
     uri: Uri,

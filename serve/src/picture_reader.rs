@@ -16,7 +16,7 @@ use super::{
 pub struct ReadPictures {
     /// The pictures, in the order of their URLs.
     pub pictures: Vec<Image>,
-    _room: BodyPermit,
+    _permit: BodyPermit,
 }
 
 /// Why a picture was not read: its host or folder is not allowed, it is too large, or it
@@ -58,14 +58,14 @@ impl Service {
     pub async fn read_pictures(&self, urls: &[impl AsRef<str>]) -> Result<ReadPictures, PictureReadError> {
         let link = |(at, url): (usize, &_)| Link::picture(format!("pictures[{at}]"), AsRef::<str>::as_ref(url));
         let links: Result<Vec<_>, _> = urls.iter().enumerate().map(link).collect();
-        let mut room = None;
-        let seen = media::read(links.map_err(PictureReadError)?, None, self.shared(), &mut room)
+        let mut permit = None;
+        let seen = media::read(links.map_err(PictureReadError)?, None, self.shared(), &mut permit)
             .await
             .map_err(PictureReadError)?;
         let pictures = seen.into_iter().filter_map(|seen| match seen {
             LoadedMedia::Picture(picture) => Some(picture),
             LoadedMedia::Video(_) => None,
         });
-        Ok(ReadPictures { pictures: pictures.collect(), _room: room })
+        Ok(ReadPictures { pictures: pictures.collect(), _permit: permit })
     }
 }

@@ -50,8 +50,8 @@ impl Service {
     }
 
     /// Routes for a standalone server, which answers every path. A server without keys that only
-    /// this machine can reach accepts only local host names: a web page could point its own name at
-    /// this machine's address (DNS rebinding).
+    /// this machine can reach accepts only local host names. Otherwise, a web page could point its
+    /// own name at this machine's address (DNS rebinding).
     pub(super) fn whole(&self, is_local: bool) -> Router {
         let routes = self.layered(self.routes().fallback(missing));
         if is_local && self.shared.guard.is_open() {

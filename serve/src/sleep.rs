@@ -46,7 +46,7 @@ pub(super) async fn wake_up(State(shared): State<Arc<Shared>>, uri: Uri) -> Resu
     Ok(().into_response())
 }
 
-/// `GET /is_sleeping?model=NAME`: returns `true` if the model, or every model, is asleep, and the
+/// `GET /is_sleeping?model=NAME`: returns whether the model (or every model) is asleep, and the
 /// sleep level of each model.
 pub(super) async fn is_sleeping(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Value>, ApiError> {
     let models = Fields::of(&uri, OF_MODEL)?.models(&shared)?;

@@ -109,8 +109,8 @@ impl Service {
         Service::over(std::slice::from_ref(runtime), options)
     }
 
-    /// Creates a service for several runtimes with separate devices ([`PlacementRequest`](bursar::PlacementRequest)).
-    /// No two models may have the same name.
+    /// Creates a service for several runtimes with separate devices
+    /// ([`PlacementRequest`](bursar::PlacementRequest)). No two models may have the same name.
     ///
     /// # Panics
     /// If there is no runtime.

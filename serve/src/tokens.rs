@@ -56,8 +56,8 @@ pub(super) async fn tokenize(
         (Some(text), _) => model.tokenize(text, fields.add_special_tokens.unwrap_or(true)).await?,
         (None, Some(chat)) => {
             // The memory stays reserved until the prompt is rendered.
-            let mut room = Some(body.room);
-            let (chat, places) = chat::chat(chat, &model, &shared, &mut room).await?;
+            let mut permit = Some(body.permit);
+            let (chat, places) = chat::chat(chat, &model, &shared, &mut permit).await?;
             model.prompt_of(chat).await.map_err(|error| places.error(error))?.token_ids
         }
         (None, None) => {

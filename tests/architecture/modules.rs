@@ -21,7 +21,8 @@ struct Module {
 pub struct Crate(BTreeMap<Vec<String>, Module>);
 
 impl Crate {
-    /// Reads the modules of a crate from `files`: their paths below the source folder, and their code without tests.
+    /// Reads the modules of a crate from `files`: their paths below the source folder, and their
+    /// code without tests.
     pub fn of(files: impl IntoIterator<Item = (String, String)>) -> Crate {
         let mut modules = BTreeMap::new();
         for (file, code) in files {
@@ -134,7 +135,8 @@ impl Crate {
         None
     }
 
-    /// The module at which a path starts, and the rest of the path. `None` for a path into another crate.
+    /// The module at which a path starts, and the rest of the path. `None` for a path into another
+    /// crate.
     fn start<'p>(&self, at: &[String], path: &'p [String], depth: usize) -> Option<(Vec<String>, &'p [String])> {
         if depth > 8 {
             return None;

@@ -16,8 +16,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Files with this ending that git tracks, as paths from the root, without the diaries in
-/// `archive`. Untracked files in the checkout belong to the developer and are not checked. Without
+/// Files with this ending that git tracks, as paths from the root, except files in `archive`
+/// folders. Untracked files in the checkout belong to the developer and are not checked. Without
 /// git, the list is empty.
 fn files(ending: &str) -> Vec<String> {
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
@@ -98,7 +98,7 @@ fn pages_stay_within_their_word_limits() {
 fn decisions_are_short_numbered_and_indexed() {
     let index = read("docs/adr/README.md");
     let pages: Vec<String> = files(".md").into_iter().filter(|page| page.starts_with("docs/adr/0")).collect();
-    assert!(pages.len() <= 32, "{} decisions in force; merge decisions about one topic", pages.len());
+    assert!(pages.len() <= 32, "{} decisions are in force; at most 32: merge decisions about one topic", pages.len());
     for (at, page) in pages.iter().enumerate() {
         let (text, name) = (read(page), page.trim_start_matches("docs/adr/"));
         let words = text.split_whitespace().count();

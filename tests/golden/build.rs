@@ -1,5 +1,5 @@
-//! Unpacks the archives and the demo models' weights into cargo's output folder of this crate,
-//! again whenever one of them changes.
+//! Unpacks the archives and the demo models' weights into cargo's output folder of this crate.
+//! Cargo runs this script again whenever one of these files changes.
 
 use std::{fs, io, path::Path};
 

@@ -61,7 +61,7 @@ fn table() -> Vec<(&'static str, Chat, Says, &'static str)> {
             "picture 0",
         ),
         (
-            "nothing at all for a picture",
+            "an empty picture",
             text("What?").image(Image::from_bytes(&[][..])),
             |e| matches!(e, ChatError::Media(MediaError::Picture { index: 0, .. })),
             "picture 0",
@@ -86,15 +86,15 @@ fn table() -> Vec<(&'static str, Chat, Says, &'static str)> {
         ),
         ("a negative temperature", about(1).temperature(-1.0), |e| matches!(e, ChatError::Sampling(_)), "-1"),
         ("a top_p of nothing", about(1).top_p(0.0), |e| matches!(e, ChatError::Sampling(_)), "0"),
-        ("more rivals of a token than a report holds", about(1).log_probabilities(21), is_too_many, "20"),
+        ("more candidates per token than a report holds", about(1).log_probabilities(21), is_too_many, "20"),
         (
-            "more rivals of a prompt's token than a report holds",
+            "more candidates per prompt token than a report holds",
             about(1).prompt_log_probabilities(21),
             is_too_many,
             "20",
         ),
         (
-            "a reply that must be longer than the context leaves",
+            "a minimum reply that does not fit into the context",
             about(1).min_tokens(400).max_tokens(400),
             |e| matches!(e, ChatError::MinTokens { tokens_min: 400, .. }),
             "400",

@@ -142,7 +142,7 @@ fn agent_conversations_are_replayed_with_tools_and_pictures() {
     assert!(number(&run["cached_tokens"]) * 2.0 > number(&run["prompt_tokens"]), "{run}");
     let counts = &run["counts"];
     assert!(number(&counts["pictures_encoded"]) >= 1.0, "{run}");
-    assert!(counts["pictures_encoded"].as_u64() < counts["pictures_wanted"].as_u64(), "pictures are found: {run}");
+    assert!(counts["pictures_encoded"].as_u64() < counts["pictures_wanted"].as_u64(), "pictures are cached: {run}");
     assert!(number(&counts["sequences"]["permits"]) > 0.0, "{run}");
 }
 

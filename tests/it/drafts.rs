@@ -136,7 +136,8 @@ fn replies_are_equal_with_several_drafts_of_a_draft_head() {
     replies_are_equal(hybrid_demo, by_head("three drafts", 3), |chat| chat, 200.0);
 }
 
-/// Asks a model with drafts and the same model without. At least `least` drafts must be accepted.
+/// Checks that a model gives the same replies with and without drafts. At least `least` drafts must
+/// be accepted.
 fn replies_are_equal(source: fn() -> ModelSource, options: LoadOptions, varied: fn(Chat) -> Chat, least: f64) {
     let name = &options.name.clone().expect("a name");
     let metrics_log = MetricsLog::open();

@@ -23,8 +23,8 @@ mod events;
 mod recorded;
 mod refused;
 
-/// Options of a watch that looks often and waits only a short time before it returns free memory to
-/// the KV cache.
+/// Options of a watch that probes the device often and waits only a short time before it returns
+/// free memory to the KV cache.
 fn watchful() -> WatchOptions {
     WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(60) }
 }
@@ -102,7 +102,7 @@ impl Card {
     /// Waits until nothing is owed and no change is in progress. Leased bytes
     /// then equal backed bytes.
     async fn quiet(&self) -> Snapshot {
-        eventually("the canary is whole, and what is leased is backed", async || {
+        eventually("the canary has its full size, and all leased memory is backed", async || {
             let ledger = self.runtime.budget().measure().await.expect("the budget answers");
             let foreign = self.device.counts().foreign;
             ledger.canary == ledger.canary_wanted
@@ -268,7 +268,7 @@ fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
 #[test]
 fn another_process_is_noticed_before_the_next_full_probe() {
     story(async {
-        // The first full look is 20 s after the start. Until then, the budget makes a brief check
+        // The first full probe is 20 s after the start. Until then, the budget makes a brief check
         // every second.
         let card = Card::filled(WatchOptions { every: Duration::from_secs(20), ..watchful() }).await;
         let (before, began) = (card.kv().await, Instant::now());
@@ -378,7 +378,7 @@ fn the_younger_of_two_models_shrinks_first() {
         card.other_process_takes(all).await;
         let now = card.quiet().await;
         assert_eq!(kv(&now, "demo 2"), floor, "{now}");
-        assert!(kv(&now, "demo") < kv(&card.before, "demo"), "the older model gives what the younger cannot: {now}");
+        assert!(kv(&now, "demo") < kv(&card.before, "demo"), "the older model gives the missing memory: {now}");
         assert_eq!(answer(&older, long(1)).await, answer(&card.model, long(1)).await);
         card.device.foreign_gives_back(Bytes::gib(1));
         card.regained().await;
@@ -404,7 +404,7 @@ fn drift_is_zero_until_uncounted_bytes_appear() {
             assert_eq!(
                 metrics_log.most("bursar_drift_bytes{device=host}"),
                 Some(0.0),
-                "drift is zero while all is leased"
+                "drift is zero while all allocated memory is leased"
             );
             assert!(metrics_log.most("bursar_foreign_bytes{device=host}") >= Some(Bytes::mib(5).0 as f64));
             assert_eq!(metrics_log.most("bursar_device_total_bytes{device=host}"), Some(Bytes::mib(24).0 as f64));

@@ -1,8 +1,8 @@
-//! Cases that made other servers hang or corrupted their output (issues of mistral.rs), except
-//! cases that other tests cover. Buckets by length (2024) are in the scheduler's `core/tests.rs`.
-//! A deadlock of preemptions (1470), a second request (1376) and callers that disconnect (2147,
-//! 213) are in `chats.rs`, `core/tests/queue.rs` and the simulation. One picture after another
-//! (1786) is in `generation.rs`.
+//! Issues of mistral.rs: requests that made that server hang or corrupted its output. Other tests
+//! cover some of these issues. Buckets by length (2024) are in the scheduler's `core/tests.rs`. A
+//! deadlock of preemptions (1470), a second request (1376) and callers that disconnect (2147, 213)
+//! are in `chats.rs`, `core/tests/queue.rs` and the simulation. One picture after another (1786) is
+//! in `generation.rs`.
 
 use bursar::{Envelope, Image, LoadOptions};
 use image::{Rgb, RgbImage};

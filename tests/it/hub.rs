@@ -165,10 +165,10 @@ fn each_hub_refusal_is_a_typed_error_without_leftovers() {
         type Says = fn(&HubError) -> bool;
         let table: Vec<(&str, &str, Fault, Says, &str)> = vec![
             ("no id", "just-a-name", Fault::Nothing, |e| matches!(e, HubError::Id { .. }), "just-a-name"),
-            ("an id that climbs", "../name", Fault::Nothing, |e| matches!(e, HubError::Id { .. }), "../name"),
+            ("an id that leaves the cache", "../name", Fault::Nothing, |e| matches!(e, HubError::Id { .. }), "../name"),
             ("an id of three parts", "a/b/c", Fault::Nothing, |e| matches!(e, HubError::Id { .. }), "a/b/c"),
             (
-                "a revision that climbs",
+                "a revision that leaves the cache",
                 "tiny/model@../x",
                 Fault::Nothing,
                 |e| matches!(e, HubError::Revision { .. }),
@@ -211,14 +211,14 @@ fn each_hub_refusal_is_a_typed_error_without_leftovers() {
                 "x-repo-commit",
             ),
             (
-                "a commit that climbs",
+                "a commit that leaves the cache",
                 ID,
                 Fault::Header("X-Repo-Commit", Some("../../../../etc")),
                 |e| matches!(e, HubError::Answer { .. }),
                 "x-repo-commit",
             ),
             (
-                "an etag that climbs",
+                "an etag that leaves the cache",
                 ID,
                 Fault::Header("ETag", Some("\"../../config\"")),
                 |e| matches!(e, HubError::Answer { .. }),

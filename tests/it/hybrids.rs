@@ -236,7 +236,7 @@ fn metrics_of_states_count_slots_snapshots_and_copied_bytes() {
             assert_eq!((copied("to_host"), copied("to_device")), (f64::from(swapped), 0.0), "after prompt {number}");
         }
         // The first prompt resumes from host memory. Its snapshot is on the device again, and
-        // another snapshot has made room for it.
+        // another snapshot was evicted for it.
         let again = answered(0).await;
         assert_eq!(again.cached_tokens, last_kept(again.usage.prompt_tokens));
         settled([4.0, 0.0, 3.0, 4.0]).await;

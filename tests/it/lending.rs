@@ -16,7 +16,7 @@ use crate::{
     stage::{Whole, about, answer, ask, device_of, eventually, placed, ranks, small, small_envelope, story, text},
 };
 
-/// A KV cache of no fixed size, with room for many replies.
+/// A KV cache of no fixed size, that can hold many replies.
 fn shared(name: &str, memory_fraction: f64) -> LoadOptions {
     let envelope = Envelope { sequences: 22, context_tokens: 768, step_tokens: 128, ..small_envelope() };
     LoadOptions {
@@ -225,11 +225,11 @@ fn a_load_recalls_borrowed_memory_and_replies_continue() {
         let (fixture, [(busy, own), (idle, lent)]) = Fixture::of_two().await;
         let expected = answer(&idle, about(1)).await;
         let replies = crowd(&busy);
-        let room = Bytes::mib(16) / ranks() as u64;
-        eventually("the model borrows more than a load needs", async || fixture.kv("busy").await > own + room).await;
+        let needed = Bytes::mib(16) / ranks() as u64;
+        eventually("the model borrows more than a load needs", async || fixture.kv("busy").await > own + needed).await;
         let full = fixture.ledger().await;
         let small = LoadOptions { name: Some("third".to_owned()), ..small() };
-        let third = fixture.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
+        let third = fixture.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load succeeds");
         let ledger = fixture.ledger().await;
         let taken: Bytes =
             ledger.leases.iter().filter(|lease| lease.model.as_str() == "third").map(|lease| lease.bytes).sum();
@@ -256,7 +256,7 @@ fn an_idle_model_shrinks_for_loads_and_wakes_without_sleeping() {
         let first = fixture.with(shared("first", 1.0)).await;
         let (kv, expected) = (fixture.kv("first").await, answer(&first, about(1)).await);
         let small = LoadOptions { name: Some("second".to_owned()), ..small() };
-        let second = fixture.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
+        let second = fixture.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load succeeds");
         for _ in 0..2 {
             assert!(fixture.kv("first").await < kv && first.is_asleep().is_none());
             for model in [&first, &second] {

@@ -172,9 +172,9 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
-        let lease = spares.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
+        let lease = spares.runtime.budget().lease(Class::external("mine"), MIB).await.expect("memory is free");
         let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses are reserved");
-        mine.back_to(MIB.into()).expect("there is room");
+        mine.back_to(MIB.into()).expect("memory is free");
         spares.devices[0].lose("a script says so");
         // This request or the budget notices the loss, whichever is first. The budget notices it
         // when it reads a segment's release note.
@@ -183,10 +183,14 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
         answer(&model, about(1)).await;
         let before = spares.runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(before.of_class(&Class::external("mine")), Bytes::ZERO);
-        let another = spares.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
+        let another = spares.runtime.budget().lease(Class::external("mine"), MIB).await.expect("memory is free");
         drop(mine);
         let after = spares.runtime.budget().snapshot().await.expect("the budget answers");
-        assert_eq!(after.of_class(&Class::external("mine")), Bytes::mib(1), "an earlier segment ends no later lease");
+        assert_eq!(
+            after.of_class(&Class::external("mine")),
+            Bytes::mib(1),
+            "dropping a segment of the lost device ends no later lease"
+        );
         drop(another);
         spares.assert_whole().await;
     });

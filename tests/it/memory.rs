@@ -90,7 +90,7 @@ fn a_tenant_waits_for_memory_and_may_cancel() {
         let budget = stage.runtime.budget();
         let before = stage.snapshot().await;
         let free = before.free;
-        let index = budget.lease(Class::external("index"), free).await.expect("there is room");
+        let index = budget.lease(Class::external("index"), free).await.expect("memory is free");
         assert_eq!(stage.snapshot().await.of_class(&Class::external("index")), free);
         // No lease shrinks for this request. The request is aborted and leaves the queue.
         let waiting = tokio::spawn({
@@ -121,7 +121,7 @@ fn a_tenant_waits_for_memory_and_may_cancel() {
 fn a_tenants_lease_outlives_model_and_runtime() {
     story(async {
         let stage = Stage::set(small()).await;
-        let lease = stage.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
+        let lease = stage.runtime.budget().lease(Class::external("mine"), MIB).await.expect("memory is free");
         stage.runtime.unload("demo").await.expect("the model unloads");
         let after = stage.runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(after.granted, Bytes::mib(1), "only the tenant's lease is left: {after}");

@@ -52,7 +52,7 @@ impl CounterFn for LoggedMetric {
 
 impl GaugeFn for LoggedMetric {
     fn increment(&self, _: f64) {
-        unreachable!("gauges are set: one that was added to would begin wrong at a recorder that came late");
+        unreachable!("gauges are set: an incremented gauge would have a wrong value in a recorder installed later");
     }
 
     fn decrement(&self, _: f64) {

@@ -135,7 +135,7 @@ fn accepted() -> Vec<(&'static str, Vec<u8>)> {
         ("an animated WebP", "animated.webp"),
         ("an animated PNG", "animated.png"),
         ("an animated GIF", "animated.gif"),
-        ("a BMP of run lengths", "scene_runs.bmp"),
+        ("a run-length encoded BMP", "scene_runs.bmp"),
         ("a TIFF of two pages", "pages.tif"),
     ];
     let mut accepted: Vec<_> = goldens.into_iter().map(|(name, file)| (name, golden(file))).collect();
@@ -167,7 +167,7 @@ fn each_bad_picture_fails_alone_and_at_once() {
                 assert!(error.to_string().contains(word), "{name} does not say '{word}': {error}");
             }
             assert!(!error.hint().is_empty(), "{name} has no hint");
-            assert_eq!(listen(beside).await.expect("the model answers").text, expected, "beside {name}");
+            assert_eq!(listen(beside).await.expect("the model answers").text, expected, "next to {name}");
             stage.settled(&before).await;
         }
         assert_eq!(answer(&stage.model, about(1)).await, expected);

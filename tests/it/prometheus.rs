@@ -265,7 +265,7 @@ fn every_counter_starts_at_zero_so_its_first_event_shows() {
         let (model, first) = tokio::join!(loading, async {
             let mut first = String::new();
             // A scrape may arrive while the metrics are being registered one after the other.
-            eventually("every count is there", async || {
+            eventually("every counter and histogram is exported", async || {
                 first = get(metrics.addr(), "/metrics").await.expect("the server answers").1;
                 has_every_count(&first)
             })
@@ -289,7 +289,7 @@ fn every_counter_starts_at_zero_so_its_first_event_shows() {
         tenant.map(drop).expect_err("the device has less memory");
         model.chat(about(1).max_tokens(0)).await.map(drop).expect_err("a reply has at least one token");
         for series in [refused, ended] {
-            eventually("the first of its kind is a rise", async || {
+            eventually("the first event of a kind is an increase", async || {
                 let rise = prometheus.asked(&format!("increase({series}[1m])")).await;
                 matches!(rise[..], [(_, rise)] if rise > 0.0)
             })

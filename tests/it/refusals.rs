@@ -13,7 +13,8 @@ use bursar_budgets::testing::Script;
 
 use crate::stage::{Stage, about, answer, device, eventually, listen, runtime_on, small, story, text};
 
-/// Load options with sizing. Most other tests set the size.
+/// Load options with which a start determines the size of the KV cache. Most other tests set this
+/// size.
 fn sized() -> LoadOptions {
     LoadOptions { kv_tokens: None, ..small() }
 }

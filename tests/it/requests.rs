@@ -97,12 +97,12 @@ fn stop_strings_are_limited_in_number_and_length() {
             |count: usize| (0..count).fold(text("Who are you?"), |chat, number| chat.stop(format!("so{number}")));
         let long = |bytes: usize| text("Who are you?").stop("x".repeat(bytes));
         for (name, chat) in [
-            ("an empty one", text("Who?").stop("")),
-            ("an empty one among others", many(3).stop("")),
+            ("an empty string", text("Who?").stop("")),
+            ("an empty string among others", many(3).stop("")),
             ("one more than allowed", many(17)),
-            ("a million", many(1_000_000)),
-            ("a long one", long(1025)),
-            ("a huge one", long(64 << 20)),
+            ("a million strings", many(1_000_000)),
+            ("a long string", long(1025)),
+            ("a huge string", long(64 << 20)),
         ] {
             let error = ask(&stage.model, chat).await.expect_err(name);
             let ChatError::Text(source) = &error else { panic!("{name}: {error:?}") };
@@ -159,7 +159,7 @@ fn a_full_queue_refuses_at_once_and_holds_nothing() {
         let before = stage.snapshot().await;
         let mut accepted = Vec::new();
         for number in 0..3 {
-            accepted.push(stage.model.chat(about(number)).await.expect("the queue has room"));
+            accepted.push(stage.model.chat(about(number)).await.expect("the queue is not full"));
         }
         for _ in 0..50 {
             let error = stage.model.chat(about(9)).await.expect_err("the queue is full");
@@ -173,7 +173,7 @@ fn a_full_queue_refuses_at_once_and_holds_nothing() {
         for _ in 0..4 {
             ask(&stage.model, about(1).temperature(f64::NAN)).await.expect_err("NaN is not a temperature");
         }
-        ask(&stage.model, about(1)).await.expect("the queue has room again");
+        ask(&stage.model, about(1)).await.expect("the queue has a free slot");
         stage.settled(&before).await;
     });
 }

@@ -94,7 +94,9 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
         ("evidence", _) => {
             Box::pin(async move { testing::evidence(budget).await.map(drop).map_err(|error| message_of(&error)) })
         }
-        ("room", _) => Box::pin(async move { budget.available().await.map(drop).map_err(|error| message_of(&error)) }),
+        ("available memory" | "memory for a start", _) => {
+            Box::pin(async move { budget.available().await.map(drop).map_err(|error| message_of(&error)) })
+        }
         ("put a model to sleep", _) => Box::pin(async move {
             let (reply, answer) = Responder::new();
             let order = SleepOrder::Sleep { level: SleepLevel::Level2, within: Duration::ZERO, reply };
@@ -156,7 +158,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
 async fn answerers() -> Answerers {
     let runtime = runtime_on(&device()).await;
     let model = demo(&runtime, small()).await;
-    let lease = runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
+    let lease = runtime.budget().lease(Class::external("mine"), MIB).await.expect("memory is free");
     Answerers { runtime, model, lease }
 }
 
@@ -299,7 +301,7 @@ fn rule_9_every_queue_is_counted_and_refuses_beyond_its_limit() {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();
         let free = stage.snapshot().await.free;
-        let all = budget.lease(Class::external("all"), free).await.expect("there is room");
+        let all = budget.lease(Class::external("all"), free).await.expect("memory is free");
         // At most 256 leases wait in the queue. One more is refused at once.
         let waiting: Vec<_> = (0..256)
             .map(|_| {

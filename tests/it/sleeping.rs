@@ -421,7 +421,7 @@ fn slim(name: &str) -> LoadOptions {
     LoadOptions { name: Some(name.into()), envelope, kv_tokens: Some(512), ..small() }
 }
 
-/// A runtime on a device that has room for one of two models. `turn` is
+/// A runtime on a device with memory for one of two models. `turn` is
 /// the value of [`RuntimeConfig::sleep_for_room`].
 async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     let probe = Stage::set(slim("probe")).await;
@@ -450,7 +450,7 @@ fn two_models_larger_than_the_device_take_turns() {
         alone.runtime.shutdown().await;
         let (device, runtime) = cramped(Some(Duration::from_millis(20))).await;
         let models = [demo(&runtime, slim("one")).await, demo(&runtime, slim("two")).await];
-        assert!(models[0].is_asleep().is_some(), "the first model sleeps to make room");
+        assert!(models[0].is_asleep().is_some(), "the first model sleeps to free memory");
         for round in 0..8 {
             assert_eq!(answer(&models[round % 2], about(round as u32 % 3)).await, expected[round % 3], "{round}");
             let ledger = ledger_of(&runtime).await;

@@ -48,7 +48,7 @@ fn a_model_answers_while_another_model_backs_memory() {
         for backs in 1..=undisturbed {
             until_held(&device).await;
             assert_eq!(answer(&model, about(1)).await, expected);
-            drop(runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room"));
+            drop(runtime.budget().lease(Class::external("mine"), MIB).await.expect("memory is free"));
             assert_eq!(device.counts().backs, undisturbed + backs - 1, "the start has not backed more memory");
             device.let_one_call_pass();
             eventually("the start has backed more memory", async || device.counts().backs == undisturbed + backs).await;

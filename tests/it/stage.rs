@@ -27,11 +27,11 @@ use image::{ImageFormat, Rgb, RgbImage};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 thread_local! {
-    /// The place that this thread's test has reached, and the budget that it uses.
+    /// The step that this thread's test has reached, and the budget that the test uses.
     static PLACE: RefCell<(String, Option<Budget>)> = RefCell::default();
 }
 
-/// Records the place that a test has reached, for the message if it hangs. Call this function in
+/// Records the step that a test has reached, for the message if it hangs. Call this function in
 /// the test itself, not in a spawned task.
 pub fn at(place: String, budget: &Budget) {
     PLACE.set((place, Some(budget.clone())));
@@ -218,7 +218,7 @@ pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
             Ok(ChatEvent::Reasoning(text)) => thought.push_str(&text),
             Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, stop_reason, usage, .. }) => {
                 assert!(tool_calls.is_empty(), "no tools were given");
-                assert_eq!(reasoning, thought, "the end has the whole thought");
+                assert_eq!(reasoning, thought, "the end has the complete reasoning");
                 let (pieces, tokens) = (std::mem::take(&mut pieces), std::mem::take(&mut tokens));
                 let cached_tokens = usage.cached_tokens;
                 let mut usage = usage;

@@ -96,7 +96,7 @@ fn clock() -> Value {
     json!({"name": "clock"})
 }
 
-pub fn roomy() -> LoadOptions {
+pub fn ample() -> LoadOptions {
     LoadOptions {
         kv_tokens: Some(2048),
         envelope: Some(bursar::Envelope { context_tokens: 900, ..small_envelope() }),
@@ -128,7 +128,7 @@ const CALL: &str =
 #[test]
 fn a_forced_call_follows_the_tools_schema() {
     story(async {
-        let stage = Stage::set(roomy()).await;
+        let stage = Stage::set(ample()).await;
         for seed in 0..4 {
             let chat = about().temperature(2.0).seed(seed).parallel_tool_calls(false).log_probabilities(1);
             let reply =
@@ -155,7 +155,7 @@ fn a_forced_call_follows_the_tools_schema() {
 #[test]
 fn calls_and_text_are_streamed_in_order() {
     story(async {
-        let stage = Stage::set(roomy()).await;
+        let stage = Stage::set(ample()).await;
         let script = format!("Let me see.\n{CALL}\nAnd then:\n\n{CALL}\n{CALL}\nDone.");
         let chat = scripted(&stage.model, about(), &script).await;
         let answered = read_reply(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
@@ -199,7 +199,7 @@ fn calls_and_text_are_streamed_in_order() {
 #[test]
 fn no_event_is_repeated_when_actors_die_during_a_call() {
     story(async {
-        let stage = Stage::set(roomy()).await;
+        let stage = Stage::set(ample()).await;
         let chat = scripted(&stage.model, about(), &format!("Let me see.\n{CALL}\n{CALL}\nDone.")).await;
         let undisturbed = read_reply(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
         for (moment, occurrence) in [("begin", 0), ("arguments", 2), ("end", 0)] {
@@ -239,7 +239,7 @@ pub fn folder_with_template(template: &str) -> Folder {
 /// The demo model with another template.
 async fn with_template(runtime: &bursar::Runtime, template: &str) -> (Folder, ModelHandle) {
     let folder = folder_with_template(template);
-    let model = runtime.load_with(ModelSource::folder(folder.path()), roomy(), |_| {}).await.expect("it starts");
+    let model = runtime.load_with(ModelSource::folder(folder.path()), ample(), |_| {}).await.expect("it starts");
     (folder, model)
 }
 
@@ -298,7 +298,7 @@ async fn ask_prompt(model: &ModelHandle, chat: Chat) -> usize {
 #[test]
 fn tool_choice_none_hides_tools_and_keeps_calls_as_text() {
     story(async {
-        let stage = Stage::set(roomy()).await;
+        let stage = Stage::set(ample()).await;
         let blank = ask_prompt(&stage.model, text("What is the weather?").max_tokens(1)).await;
         let hidden = about().tool_choice(ToolChoice::None);
         assert_eq!(ask_prompt(&stage.model, hidden.clone().max_tokens(1)).await, blank);
@@ -311,7 +311,7 @@ fn tool_choice_none_hides_tools_and_keeps_calls_as_text() {
 #[test]
 fn tools_that_cannot_be_called_are_refused_by_name() {
     story(async {
-        let stage = Stage::set(roomy()).await;
+        let stage = Stage::set(ample()).await;
         let refused = async |chat: Chat| stage.model.chat(chat).await.expect_err("the request is refused");
         let required = || about().tool_choice(ToolChoice::Required);
         let none = refused(text("Hm?").tool_choice(ToolChoice::Required)).await;

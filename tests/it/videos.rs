@@ -37,7 +37,7 @@ fn a_video_chat_is_answered_and_its_steps_are_counted() {
             assert!(whole.usage.prompt_tokens > whole.usage.picture_tokens);
             whole.usage.picture_tokens
         };
-        // Three by three tokens per time step if there is room. The limit of 128 patches allows two
+        // Three by three tokens per time step if they fit. The limit of 128 patches allows two
         // steps of 64 patches or four of 32.
         assert_eq!((tokens(1).await, tokens(2).await, tokens(3).await), (9, 9, 2 * 9));
         assert_eq!(tokens(8).await, 4 * 4);

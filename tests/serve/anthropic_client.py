@@ -42,7 +42,7 @@ def a_question_about_a_picture_is_answered():
     usage = message.usage
     counted = client.messages.count_tokens(model="demo", messages=shown()).input_tokens
     assert usage.input_tokens + usage.cache_read_input_tokens == counted, (usage, counted)
-    assert message._request_id, "the answer has no name"
+    assert message._request_id, "the answer has no request id"
 
 
 def a_stream_has_the_same_content():
@@ -72,7 +72,7 @@ def a_forced_call_and_its_result_are_accepted():
     assert after.stop_reason in ("end_turn", "max_tokens", "tool_use"), after
     failed = question + [turns[1], {"role": "user", "content": [{**result, "is_error": True}]}]
     count = lambda turns: client.messages.count_tokens(model="demo", messages=turns, tools=[CLOCK]).input_tokens
-    assert count(failed) > count(turns), "a failed result says so"
+    assert count(failed) > count(turns), "the prompt marks a failed result"
 
 
 def limits_and_stop_sequences_set_the_stop_reason():
@@ -102,7 +102,7 @@ def wrong_or_unsupported_requests_are_refused():
     web = {"type": "web_search_20250305", "name": "web_search"}
     refused(anthropic.NotFoundError, "does not exist",
             lambda: client.messages.create(model="none", max_tokens=1, messages=shown()))
-    assert asked(shown(), tools=[web]).content, "it is merely offered"
+    assert asked(shown(), tools=[web]).content, "a web search tool may be offered, because the model need not call it"
     refused(anthropic.BadRequestError, "web_search", lambda: asked(shown(), tools=[web], tool_choice={"type": "any"}))
     bash = {"type": "bash_20250124", "name": "bash"}
     refused(anthropic.BadRequestError, "bash_20250124", lambda: asked(shown(), tools=[bash]))

@@ -91,7 +91,7 @@ def size(count):
 
 def the_legend_shows_the_ledger(page, url):
     budget = api(url, "/v1/budget")["budget"]
-    check(not is_shown(page, "#devices"), "one device is there to choose from")
+    check(not is_shown(page, "#devices"), "a choice of devices is shown although there is only one")
     wanted = {name: budget[name] for name in ("canary", "overhead", "foreign", "free")}
     wanted |= {line["class"]: line["bytes"] for line in budget["classes"]}
     check(wanted["weights"] and wanted["kv"], f"the server reports no weights or no KV cache: {wanted}")
@@ -137,7 +137,7 @@ def a_picture_question_is_answered_across_turns(page, url):
     usage = page.text(f"{LAST} .usage")
     wanted = r"prompt \d+ tokens, \d+ of them cached · answer 3 tokens · first after [\d.]+ s"
     check(re.fullmatch(wanted, usage), f"the usage is {usage!r}")
-    check(thumbnails(page) == [] and page.js("document.querySelectorAll('.question img').length") == 1, "the picture did not move")
+    check(thumbnails(page) == [] and page.js("document.querySelectorAll('.question img').length") == 1, "the picture did not move into the question")
     sent = []
 
     def paused(told):
@@ -342,7 +342,7 @@ def a_large_photograph_is_sent_smaller(page, url):
         return canvas.width;
     })()""")
     until("the picture is shown in fewer pixels", lambda: thumbnails(page) == [2048])
-    check(width == 4096, "it was not larger")
+    check(width == 4096, "the pasted picture was not larger")
     page.click("#pictures button")
 
 
@@ -456,7 +456,7 @@ def a_model_that_is_not_ready_shows_why(page, url):
     check(of(page, "#add", "node.disabled"), "pictures can be added for a model that takes no pictures")
     for name, state in (("first", "loading: weights"), ("second", "failed: no such folder")):
         of(page, "#model", f"(node.value = '{name}', node.dispatchEvent(new Event('change')))")
-        check(page.text("#model-state") == state, f"of {name} it says {page.text('#model-state')!r}")
+        check(page.text("#model-state") == state, f"for {name} the page says {page.text('#model-state')!r}")
     # The mocked list stays until after the answer, because the page may read it again.
     ask(page, "Hello.")
     answered(page)
@@ -549,7 +549,7 @@ def shown_in(page, url, scheme, width, height, phone=False):
     answered(page)
     page.between(CHAT, None)
     below = of(page, "#log", "node.scrollHeight - node.scrollTop - node.clientHeight")
-    check(below < 2, f"the end of the answer is {below} below what is in sight")
+    check(below < 2, f"the end of the answer is {below} pixels below the visible part")
     contrasts = page.js(CONTRASTS)
     check(len(contrasts) > 40, f"only {len(contrasts)} texts were found")
     low = [told for told in contrasts if told[0] < 4.5]
@@ -559,10 +559,10 @@ def shown_in(page, url, scheme, width, height, phone=False):
 
 def light_and_dark_schemes_are_readable(page, url):
     pictures = {scheme: shown_in(page, url, scheme, 1280, 800) for scheme in ("light", "dark")}
-    check(pictures["light"] != pictures["dark"], "dark looks like light")
-    check(page.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)", "dark is not dark")
+    check(pictures["light"] != pictures["dark"], "the dark page looks like the light page")
+    check(page.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)", "the dark page is not dark")
     page.look(1280, 800, "light")
-    check(page.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", "light is not light")
+    check(page.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", "the light page is not light")
     return pictures
 
 
@@ -588,7 +588,7 @@ def a_phone_shows_the_whole_page(page, url):
 def reduced_motion_disables_transitions(page, url):
     time = "getComputedStyle(document.querySelector('#band div')).transitionDuration"
     page.look(1280, 800)
-    check(page.js(time) == "0.3s", "the band does not move, so that there is nothing to leave out")
+    check(page.js(time) == "0.3s", "the band has no transition that reduced motion could disable")
     page.look(1280, 800, motion="reduce")
     check(page.js(time) == "0s", "the band moves although the user prefers reduced motion")
     page.look(1280, 800)
@@ -604,9 +604,9 @@ def the_page_simulates_another_process(page, url):
     page.complaints.clear()
     opened(page, url)
     if not can:
-        until("the page has asked", lambda: page.listen() or any("/v1/budget/other_process" in told for _, told in page.complaints))
+        until("the page has sent its request", lambda: page.listen() or any("/v1/budget/other_process" in told for _, told in page.complaints))
         page.js("new Promise((wake) => setTimeout(wake, 300))")
-        check(not is_shown(page, "#other_process"), "another process is offered that the server does not play")
+        check(not is_shown(page, "#other_process"), "the page offers to simulate another process, but the server cannot")
         return
     until("another process is offered", lambda: is_shown(page, "#other_process"))
     before = page.text("#legend tr[data-class='foreign']")

@@ -47,7 +47,7 @@ enum Patience {
     Time(Duration),
 }
 
-/// Runs chats one after another, several of them concurrently.
+/// Starts chats one after another, and keeps several of them running concurrently.
 pub struct Load {
     models: Vec<ModelHandle>,
     /// Greedy chats with their replies. They are repeated from time to time.

@@ -26,7 +26,7 @@ const DEATHS: usize = 2;
 /// the earlier ledger.
 const LOOKS: usize = 500;
 
-/// An intensity that no number of deaths uses up.
+/// An intensity that allows any number of deaths.
 const PATIENT: Intensity =
     Intensity { restarts_max: 1_000_000, within: Duration::from_secs(60), back_off: Duration::ZERO };
 

@@ -1,4 +1,4 @@
-"""A GGUF file with bursar, transformers and llama.cpp, on the same two threads.
+"""Compares bursar, transformers and llama.cpp on one GGUF file, with the same two threads.
 
     python3 gguf_peers.py record FILE OUT.json            # answers of transformers (f32), and token ids of llama.cpp
     python3 gguf_peers.py compare BINARY FILE [ROUNDS]    # tokens per second of bursar and llama.cpp, alternating

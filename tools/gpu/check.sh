@@ -18,8 +18,8 @@
 # soak       chats while actors die, memory runs short and models sleep, for BURSAR_SOAK_SECONDS (300); needs the GPU exclusively
 # bench      `bursar bench` with 7B's shape
 #
-# BURSAR_CUDA_LIB names the folder of cuBLASLt if it is not in a usual place. The last lines list
-# the checks that ran and whether they passed. The script fails if a check failed.
+# BURSAR_CUDA_LIB names the folder of cuBLASLt if it is not in a standard folder. The last lines
+# list the checks that ran and whether they passed. The script fails if a check failed.
 set -uo pipefail
 folder=$(cd "$1" && pwd)
 shift
@@ -76,7 +76,7 @@ for part in $parts; do
         check "drills on a whole card" "$bin/test-actors-cuda_drills" --test-threads=1 --nocapture
         ;;
     kernels)
-        check "the kernels alone" python3 tools/gpu/kernels.py
+        check "the kernels" python3 tools/gpu/kernels.py
         ;;
     sanitizer)
         check "the kernels under compute-sanitizer" compute-sanitizer --tool memcheck --error-exitcode 1 \
@@ -115,10 +115,10 @@ for part in $parts; do
         check "the bench" "$bin/bursar" bench --shape qwen2.5-vl-7b --random
         ;;
     *)
-        echo "$part is none of tests, drills, kernels, products, sanitizer, seven, share, ranks, soak and bench"
+        echo "unknown part $part; expected one of tests, drills, kernels, products, sanitizer, seven, share, ranks, soak, bench"
         exit 2
         ;;
     esac
 done
-printf '%s\n' "=== in all" "${summary[@]}"
+printf '%s\n' "=== summary" "${summary[@]}"
 exit $failed

@@ -109,7 +109,7 @@ def _module(file, device):
 
 
 def module(file):
-    """The module on torch's current device. `file` is the name of a source, or of a .cubin or .ptx, which the driver compiles."""
+    """The module on torch's current device. `file` is the name of a source, a .cubin, or a .ptx that the driver compiles."""
     return _module(file, torch.cuda.current_device())
 
 

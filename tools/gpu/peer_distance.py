@@ -3,8 +3,8 @@
 
     python3 tools/gpu/peer_distance.py FOLDER [--quantization fp8,fp8_per_channel] [--only text,long_text]
 
-FOLDER is the output of `released_shape.py`. vLLM loads its checkpoint in bf16, and then with each quantization, applied while
-loading, each time in a separate process. Every prompt runs in a separate step, without graphs, torch.compile or prefix
+FOLDER is the output of `released_shape.py`. vLLM loads FOLDER in bf16, and then once per quantization, applied while
+loading. Each load has a separate process. Every prompt runs in a separate step, without graphs, torch.compile or prefix
 cache, and the logits of its last 32 tokens are compared with the measures of the Rust test. Logits are bf16 numbers in
 vLLM. Prints a line per prompt as the test does, then the table of `benches/h200.md`. Needs vLLM (0.26.0 was measured).
 """
@@ -44,12 +44,12 @@ def error(found, expected):
 
 
 def agreed(one, other):
-    """The number of rows in which the largest element has the same index. Of equal elements, the first counts."""
+    """The number of rows in which the largest element has the same index. If several elements are equal, the first one counts."""
     return int((one.argmax(1) == other.argmax(1)).sum())
 
 
 def measures(found, narrow, wide):
-    """The measures that the Rust test prints, from logits [32, vocabulary]: vLLM's, and transformers' in bf16 and in f32."""
+    """The Rust test's measures, from logits [32, vocabulary] of vLLM, transformers in bf16 and transformers in f32."""
     assert found.shape == narrow.shape == wide.shape, f"{found.shape}, {narrow.shape} and {wide.shape}"
     assert np.isfinite(found).all(), "not all logits are finite"
     last = slice(-1, None)
@@ -113,7 +113,7 @@ def last_logits(model, prompt, seen):
     token, greatest = answer.outputs[0].token_ids[0], logits[-1].argmax()
     if token != greatest:
         off = (logits[-1, greatest] - logits[-1, token]) / np.abs(logits[-1]).max()
-        print(f"vLLM answered with {token}, whose logit is {off:.1e} of the largest below that of {greatest}", flush=True)
+        print(f"vLLM answered {token}, not the argmax {greatest}; logits differ by {off:.1e} of the largest", flush=True)
     return logits, count
 
 
@@ -163,8 +163,8 @@ def compare(folder, setting, names, results):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("folder", type=Path)
-    arguments.add_argument("--quantization", default="fp8", help="with commas between; bf16 comes before them")
-    arguments.add_argument("--only", default=",".join(PROMPTS), help="prompts, with commas between")
+    arguments.add_argument("--quantization", default="fp8", help="comma-separated; bf16 always runs first")
+    arguments.add_argument("--only", default=",".join(PROMPTS), help="prompts to run, comma-separated")
     arguments.add_argument("--one", nargs=2, metavar=("SETTING", "RESULTS"), help=argparse.SUPPRESS)
     asked = arguments.parse_args()
     names = [name for name in asked.only.split(",") if name]

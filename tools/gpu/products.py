@@ -318,7 +318,7 @@ def time(kernels, all_rows):
         ways |= {"ours, the fastest of each": whole(ours)} if few else {}
         steps = in_turns({**ways, "the fastest of each": whole(best)})
         listed = "; ".join(f"{way} {taken / 1000:.3f}" for way, taken in steps.items())
-        print(f"  28 layers and logits with what lies between, milliseconds: {listed}", flush=True)
+        print(f"  28 layers and logits with the operations between products, milliseconds: {listed}", flush=True)
 
 
 def main():

@@ -392,7 +392,7 @@ def main():
             said(f"{name} of {count} tokens in {ending}")
         if arguments.rounded and kind == torch.bfloat16:
             write_rounded(folder, model, config, largest)
-            said("the rounded ones are written")
+            said("the rounded checkpoints are written")
     for name, (ids, names) in made.items():
         write_safetensors(prompts / f"{name}.safetensors", found[name])
         write_json(prompts / f"{name}.json", {"ids": ids, "pictures": [f"{name}.png" for name in names]})

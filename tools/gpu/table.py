@@ -25,7 +25,7 @@ class Table:
         self.checked, self.failed, self.worst = 0, [], {}
 
     def open(self):
-        print("| kernel | work | us | rate | beside it | error |\n|---|---|---|---|---|---|", flush=True)
+        print("| kernel | work | us | rate | other implementations | error |\n|---|---|---|---|---|---|", flush=True)
 
     def check(self, kernel, work, case):
         case.run()
@@ -54,6 +54,6 @@ class Table:
     def close(self):
         """Prints the largest errors and the failures, and returns whether all checks passed."""
         worst = (f"{kernel} {found:.1e} of {limit:.0e}" for (kernel, limit), found in self.worst.items() if limit > 0)
-        print("\nworst errors of what is allowed, odd sizes too: " + ", ".join(worst))
+        print("\nlargest errors and their limits, including odd sizes: " + ", ".join(worst))
         print(f"{self.checked} checks, {len(self.failed)} failed", *self.failed, sep="\n")
         return not self.failed

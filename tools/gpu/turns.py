@@ -39,13 +39,13 @@ PARSER.add_argument("--capacity")
 PARSER.add_argument("--requests", type=int, default=1000)
 PARSER.add_argument("--cycles", type=int, default=3)
 PARSER.add_argument("--port", type=int, default=8123)
-PARSER.add_argument("--words", type=int, default=6500, help="of a prompt that keeps a model full")
-PARSER.add_argument("--callers", type=int, default=400, help="that keep a model full")
-PARSER.add_argument("--users", type=int, default=200, help="of chats")
+PARSER.add_argument("--words", type=int, default=6500, help="words of each prompt that keeps a model full")
+PARSER.add_argument("--callers", type=int, default=400, help="concurrent callers that keep a model full")
+PARSER.add_argument("--users", type=int, default=200, help="users who send chats")
 PARSER.add_argument("--rounds", type=int, default=8, help="turns of a chat")
-PARSER.add_argument("--side", type=int, default=1036, help="of a chat's picture, in pixels")
-PARSER.add_argument("--at-once", type=int, default=8, help="chats asked at a time")
-PARSER.add_argument("--knob", action="append", default=[], help="of the server, as --NAME=VALUE without the dashes")
+PARSER.add_argument("--side", type=int, default=1036, help="side of each chat's picture, in pixels")
+PARSER.add_argument("--at-once", type=int, default=8, help="chats that run concurrently")
+PARSER.add_argument("--knob", action="append", default=[], help="a flag of the server without its dashes: NAME=VALUE")
 ASKED = PARSER.parse_args()
 URL = f"http://127.0.0.1:{ASKED.port}"
 
@@ -127,7 +127,7 @@ def turns():
                     started = time.time()
                     chat(name, "Hello", 1)
                     first.append(time.time() - started)
-            print(f"level {level}: asleep in {spread(asleep)}\n         awake in {spread(awake)}\n         first reply after it {spread(first)}", flush=True)
+            print(f"level {level}: asleep in {spread(asleep)}\n         awake in {spread(awake)}\n         first reply after waking {spread(first)}", flush=True)
         rng, ended, failed, took = random.Random(7), 0, collections.Counter(), []
         order = [rng.choice(names) for _ in range(ASKED.requests)]
 
@@ -191,7 +191,7 @@ def lending():
         print(f"the busy model has {last['busy'] / all_blocks:.1%} of all blocks, 95 % after {seen} s of load", flush=True)
         started = time.time()
         chat("idle", "Hello", 1)
-        print(f"the idle one's first reply took {time.time() - started:.2f} s", flush=True)
+        print(f"the idle model's first reply took {time.time() - started:.2f} s", flush=True)
         # Sequential replies keep the model from lending its memory again.
         asking = threading.Thread(target=lambda: [chat("idle", "Hello", 400) for _ in range(3)], daemon=True)
         asking.start()
@@ -199,7 +199,7 @@ def lending():
             time.sleep(0.02)
         has, took = size()["idle"], time.time() - started
         is_whole = has >= before["idle"] * 0.999
-        print(f"it had {has:.0f} of its {before['idle']:.0f} blocks back {took:.2f} s after it was asked", flush=True)
+        print(f"the idle model had {has:.0f} of its {before['idle']:.0f} blocks back {took:.2f} s after it was asked", flush=True)
         stop.set()
         told = dict(errors)
         print("errors:", told)

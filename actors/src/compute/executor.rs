@@ -28,7 +28,7 @@ use crate::{
 pub struct Executor {
     ranks: Arc<[OfRank]>,
     /// NCCL, for the collectives of steps on several GPUs. `None` on a CPU or a single GPU, and if
-    /// our kernels run the collectives.
+    /// Bursar's own kernels run the collectives.
     nccl: Option<Arc<Nccl>>,
 }
 
@@ -55,7 +55,7 @@ const PICTURES_PATIENCE: Duration = Duration::from_secs(600);
 /// Unloading takes a moment, and waits for any thread that allocates or measures memory of the
 /// device. If the last clone is dropped on a tokio thread, the other tasks of that thread move to
 /// other threads. The drop returns only when unloading is complete: if the program exited earlier,
-/// it would unload the driver during the call.
+/// it would unload the driver while the driver still unloads the kernels.
 #[derive(Clone)]
 pub struct Loaded(Option<Arc<CudaKernels>>);
 

@@ -142,7 +142,7 @@ impl SamplingMemory {
 pub struct GraphInputs {
     segment: Segment,
     shape: GraphLimits,
-    /// Lease of the bytes that the driver holds for the graphs, at addresses unknown to us.
+    /// Lease of the bytes that the driver holds for the graphs, at addresses unknown to Bursar.
     paid: OnceLock<Lease>,
     /// The number of sizes that the current lane has captured.
     captured: Arc<Captured>,
@@ -166,7 +166,7 @@ impl GraphInputs {
     /// The `[words]` u32 inputs of one rank for a step of `layout`.
     ///
     /// # Panics
-    /// If the layout is larger than those of [`shape`](Self::shape).
+    /// If the layout is larger than the layouts of [`shape`](Self::shape).
     pub fn tensor(&self, layout: &StepLayout, rank: Rank) -> Tensor<'_> {
         assert!(DType::U32.bytes(layout.words()) <= self.segment.backed(), "{layout:?}");
         // SAFETY: the segment is backed for the layout and outlives the borrow. Only the
@@ -352,8 +352,8 @@ impl KvMemory {
             .iter()
             .map(|segment| {
                 // SAFETY: at least the blocks that steps use are backed. The lane that calls
-                // this keeps the memory alive while it computes, and only the step lane
-                // touches the KV cache.
+                // this method keeps the memory alive while the lane computes, and only the step
+                // lane touches the KV cache.
                 unsafe { KvLayer::new(segment.address_on(rank.index()), blocks, self.shape) }
             })
             .collect()
@@ -405,7 +405,8 @@ impl StateMemory {
     pub(super) fn layers(&self, rank: Rank) -> impl Iterator<Item = StateLayer> {
         self.segments.iter().map(move |segment| {
             // SAFETY: all slots are backed, segments are aligned to pages, and the lane that calls
-            // this keeps the memory alive while it computes. Only the step lane touches the states.
+            // this method keeps the memory alive while the lane computes. Only the step lane
+            // touches the states.
             unsafe { StateLayer::new(segment.address_on(rank.index()), self.slots, self.shape) }
         })
     }

@@ -29,7 +29,7 @@ pub struct LoadOptions {
     pub name: Option<String>,
     /// The largest inputs that may reach the device, lowered to the model's own limits. Default:
     /// [`Envelope::default`] on a host device, which computes on the CPU. On a GPU the default is
-    /// [`Envelope::gpu`], and encoder batches have room for the largest picture.
+    /// [`Envelope::gpu`], and encoder batches can hold the largest picture.
     pub envelope: Option<Envelope>,
     /// Individual limits that override the envelope.
     pub limits: Limits,
@@ -112,8 +112,8 @@ pub struct LoadOptions {
     pub measures_anew: bool,
     /// Runs worst cases through all layers, both before sizing and at the final size. By default, a
     /// GPU runs some layers before sizing and all layers at the final size. By default, a host
-    /// device runs only at the final size, with as many layers as prove the planned peaks to the
-    /// byte, which saves minutes.
+    /// device runs the worst cases only at the final size, through as many layers as prove the
+    /// planned peaks to the byte, which saves minutes.
     pub full_stress: bool,
     /// Where to find cuBLASLt for a GPU, and NCCL if several GPUs use it.
     pub blas: BlasSearch,
@@ -160,7 +160,7 @@ pub struct Limits {
     /// See [`Envelope::video_frames`](bursar_model::Envelope::video_frames).
     pub video_frames: Option<usize>,
     /// See [`Envelope::launch_patches`](bursar_model::Envelope::launch_patches), which also limits
-    /// the size of a picture. By default, an encoder batch has room for the largest picture.
+    /// the size of a picture. By default, an encoder batch can hold the largest picture.
     pub launch_patches: Option<usize>,
 }
 
@@ -230,7 +230,7 @@ impl LoadOptions {
     }
 
     /// Returns `checkpoint` with the storage types of keys, values and states, and with the context
-    /// limit, that these options select for `target`. Every plan of the model needs them.
+    /// limit, that these options select for `target`. Every plan of the model needs these settings.
     ///
     /// # Errors
     /// [`KvCacheTypeError::Other`] if `kv_cache_dtype` is neither FP8 nor the type of activations.

@@ -118,8 +118,8 @@ impl Knobs {
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
     }
 
-    /// Returns the sizes of the n-grams that are looked up, if set. As in vLLM, both are equal if only
-    /// one is set.
+    /// Returns the sizes of the n-grams that are looked up, if set. As in vLLM, both sizes are
+    /// equal if only one is set.
     fn ngram_sizes(&self) -> Option<NgramSizes> {
         let (min, max) = (self.draft_ngram_min.or(self.draft_ngram_max)?, self.draft_ngram_max);
         Some(NgramSizes { min, max: max.unwrap_or(min) })
@@ -131,8 +131,8 @@ impl Knobs {
     }
 
     /// Returns the options to load a model with. Knobs that are not set stay as in `base`. Three
-    /// knobs belong to the runtime: `canary`, `sleep_for_room` and `host_bytes`
-    /// ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
+    /// knobs are not used here, because they belong to the runtime: `canary`, `sleep_for_room` and
+    /// `host_bytes` ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
     ///
     /// # Errors
     /// The errors of [`check`](Self::check).

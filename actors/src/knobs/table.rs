@@ -66,7 +66,7 @@ impl Kind {
             Kind::CountOrNone(_) => "a whole number, 0 for none",
             Kind::Size => "a number of bytes above 0, or a size such as 512MiB",
             Kind::SizeOrNone => "a number of bytes, or a size such as 512MiB",
-            Kind::Share => "above 0 and at most 1",
+            Kind::Share => "a number above 0 and at most 1",
             Kind::Gibibytes => "a number of GiB",
             Kind::Name => "a non-empty text",
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
@@ -132,7 +132,7 @@ impl KnobError {
             return KnobError::OfRuntime { name: name.to_owned() };
         }
         let nearest = nearest_names(&typed, known, 1);
-        KnobError::Unknown { name: name.to_owned(), nearest: nearest[0] } // the table has lines
+        KnobError::Unknown { name: name.to_owned(), nearest: nearest[0] } // the table is not empty
     }
 }
 
@@ -218,7 +218,7 @@ impl Set for DraftMethod {
     fn of(value: &Value) -> Option<Self> {
         match value.as_str()?.trim().to_lowercase().as_str() {
             "ngram" => Some(DraftMethod::Ngram),
-            // The names of earlier releases of vLLM, and the name of SGLang.
+            // Includes names of earlier releases of vLLM, and the name that SGLang uses.
             "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" | "nextn" => Some(DraftMethod::Mtp),
             "none" => Some(DraftMethod::None),
             _ => None,
@@ -320,9 +320,9 @@ knobs! {
     draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
     /// Always drafts as many tokens as the limits allow, for benchmarks. By default the number adapts: for each batch size, Bursar uses the number of drafts that has recently given the most tokens per second. Default false.
     draft_fixed: bool, Kind::Switch, [];
-    /// The most last tokens that are looked up. Default: draft_ngram_min, or 5.
+    /// Maximum number of the last tokens that are looked up. Default: draft_ngram_min, or 5.
     draft_ngram_max: usize, Kind::Count("tokens"), [Sglang speculative_ngram_max_match_window_size];
-    /// The fewest last tokens that are looked up. Default: draft_ngram_max, or 5.
+    /// Minimum number of the last tokens that are looked up. Default: draft_ngram_max, or 5.
     draft_ngram_min: usize, Kind::Count("tokens"), [Sglang speculative_ngram_min_match_window_size];
     /// Maximum pixels of a picture after resizing, instead of the model processor's limit. Larger pictures are scaled down.
     picture_pixels: u64, Kind::Count("pixels"), [Vllm max_pixels];
@@ -330,13 +330,13 @@ knobs! {
     picture_pixels_min: u64, Kind::Count("pixels"), [Vllm min_pixels];
     /// The same limit as picture_pixels, in patches of the model: 14 x 14 pixels in Qwen2.5-VL.
     picture_patches: usize, Kind::Count("patches"), [];
-    /// Maximum pictures in a request, over all turns. Together they may have as many tokens as this number of pictures of the largest size. By default, as many pictures as the context holds (up to 1024), with the tokens of eight of the largest.
+    /// Maximum pictures in a request, over all turns. Together they may have as many tokens as this number of pictures of the largest size. Default: as many pictures as the context holds, up to 1024, with at most as many tokens together as eight pictures of the largest size.
     pictures: usize, Kind::Count("pictures"), [];
     /// Maximum video frames in a request, over all videos and turns; 0 for no videos.
     video_frames: usize, Kind::CountOrNone("frames"), [];
     /// Maximum patches in one batch of the vision encoder, over all pictures. By default, enough for the largest picture, and at least 4096 (1024 on a host device).
     launch_patches: usize, Kind::Count("patches"), [];
-    /// Share of the memory left after everything else that the KV cache takes.
+    /// Share that the KV cache takes of the memory left after everything else.
     memory_fraction: f64, Kind::Share, [];
     /// Share of the whole device that Bursar may use: weights, workspaces, KV cache and overhead.
     device_fraction: f64, Kind::Share, [Vllm gpu_memory_utilization, Sglang mem_fraction_static, LightLlm mem_fraction];
@@ -384,7 +384,7 @@ knobs! {
     disable_log_requests: bool, Kind::Switch, [];
     /// GPUs that share a model communicate through NCCL (libnccl.so.2) instead of Bursar's kernels. Without this switch, they use NCCL only if they cannot map each other's memory or are not Hopper GPUs.
     disable_custom_all_reduce: bool, Kind::Switch, [];
-    /// Runs the worst cases through all layers, before the KV cache is sized and again at its final size. Without it, a GPU runs eight layers before and all layers after. A host device runs as many layers as reach the planned peak, once.
+    /// Runs the worst cases through all layers, before the KV cache is sized and again at its final size. Without it, a GPU runs eight layers before the sizing and all layers after it. A host device runs the worst cases once, through as many layers as reach the planned peak.
     full_stress: bool, Kind::Switch, [];
     /// Maximum bytes of a picture's file. Larger files are refused.
     picture_file_bytes: Bytes, Kind::Size, [];
@@ -396,10 +396,10 @@ knobs! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DraftMethod {
-    /// Drafts are disabled, whatever their number is.
+    /// Drafts are disabled, whatever `draft_tokens` is.
     #[default]
     None,
-    /// Prompt lookup: the tokens that followed earlier.
+    /// Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens.
     Ngram,
     /// The draft head of the model (multi-token prediction).
     Mtp,
@@ -432,7 +432,7 @@ pub const NESTED: &[Nested] = &[
     Nested {
         name: "speculative_config",
         of: &[Peer::Vllm],
-        meaning: "An object with method, which sets draft_method, num_speculative_tokens, which sets draft_tokens, \
-                  prompt_lookup_max, which sets draft_ngram_max, and prompt_lookup_min, which sets draft_ngram_min.",
+        meaning: "An object in which method sets draft_method, num_speculative_tokens sets draft_tokens, \
+                  prompt_lookup_max sets draft_ngram_max, and prompt_lookup_min sets draft_ngram_min.",
     },
 ];

@@ -55,7 +55,7 @@ impl Credits {
         Credits { counts: Arc::new(watch::Sender::new(Counts { model: Some(model), ..Counts::default() })), limit }
     }
 
-    /// Sets the gauge again, because a recorder may have been installed since.
+    /// Sets the gauge again, because a recorder may have been installed since the last change.
     pub fn show(&self) {
         self.counts.send_if_modified(|counts| {
             counts.show();
@@ -127,7 +127,7 @@ mod tests {
         let credits = Credits::new(2);
         let (first, second) = (credits.take(1), credits.clone().take(1));
         assert!(first.is_ok() && second.is_ok());
-        assert_eq!(credits.take(1).err(), Some(NoCredit::Full), "a full queue refuses the credit");
+        assert_eq!(credits.take(1).err(), Some(NoCredit::Full), "all credits are taken");
         assert_eq!((credits.taken(), credits.limit()), (2, 2));
         drop(first);
         assert_eq!(credits.taken(), 1);
@@ -141,7 +141,7 @@ mod tests {
         let credits = Credits::new(3);
         let two = credits.take(2).expect("three credits are available");
         assert_eq!(credits.take(2).err(), Some(NoCredit::Full));
-        assert_eq!(credits.taken(), 2, "the credit that was refused is not counted");
+        assert_eq!(credits.taken(), 2, "refused credits are not counted");
         drop(two);
         assert_eq!(credits.take(3).map(|credits| credits.len()), Ok(3));
     }
@@ -156,7 +156,7 @@ mod tests {
         let credits = Credits::new(2);
         let taken = credits.take(1);
         credits.close();
-        assert_eq!(credits.take(1).err(), Some(NoCredit::Closed), "a closed queue refuses the credit");
+        assert_eq!(credits.take(1).err(), Some(NoCredit::Closed), "closed credits cannot be taken");
         let waiting = tokio::spawn({
             let credits = credits.clone();
             async move { credits.idle().await }

@@ -79,7 +79,7 @@ impl<K: Ord + Copy> HostSlots<K> {
         if self.fetch(&key, used).is_some() {
             return None;
         }
-        self.make_room(slots, is_kept)?;
+        self.evict_for(slots, is_kept)?;
         Some(self.put(key, slots, used))
     }
 
@@ -109,7 +109,7 @@ impl<K: Ord + Copy> HostSlots<K> {
             self.fetch(key, now());
         }
         new.drain(..new.len().saturating_sub(self.slots - kept.len()));
-        let evicted = self.make_room(new.len(), |_| false).expect("eviction freed enough slots");
+        let evicted = self.evict_for(new.len(), |_| false).expect("eviction freed enough slots");
         let mut new: Vec<_> = new.into_iter().map(|(key, block)| (block, key, now())).collect();
         // Adjacent blocks get adjacent slots, so that one copy moves them.
         new.sort_unstable_by_key(|(block, ..)| *block);
@@ -127,7 +127,7 @@ impl<K: Ord + Copy> HostSlots<K> {
 
     /// Evicts the least recently used content until `slots` slots are free, and returns the evicted
     /// content. Returns `None` and evicts nothing if that cannot succeed.
-    fn make_room(&mut self, slots: usize, is_kept: impl Fn(&K) -> bool) -> Option<Vec<K>> {
+    fn evict_for(&mut self, slots: usize, is_kept: impl Fn(&K) -> bool) -> Option<Vec<K>> {
         let mut free = self.free.len();
         let mut victims = Vec::new();
         let mut unused = self.by_use.values().filter(|key| !is_kept(key));

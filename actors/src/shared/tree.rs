@@ -110,7 +110,7 @@ questions! {
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
     /// The engine waits until other models have given up memory for a start. A model that has just
     /// reclaimed lent memory gives up memory again only after ten seconds.
-    ROOM_FOR_ENGINE: Engine -> Budget, "room", 30;
+    MEMORY_FOR_ENGINE: Engine -> Budget, "memory for a start", 30;
     /// The runtime leases host memory for the weights of a model that is put to sleep, and resizes
     /// the lease of the model's weights.
     LEASE_FOR_SLEEP: Runtime -> Budget, "lease memory for weights", 60;
@@ -127,7 +127,7 @@ questions! {
     /// The profile requests leases for workspaces, the probe and the final cache.
     LEASE_FOR_PROFILE: Profile -> Budget, "lease or resize", 60;
     /// The profile reads the remaining memory, which determines the size of the cache.
-    AVAILABLE_FOR_PROFILE: Profile -> Budget, "room", 5;
+    AVAILABLE_FOR_PROFILE: Profile -> Budget, "available memory", 5;
     /// The profile reads the bytes of every owner after a refusal.
     MEASURE_FOR_PROFILE: Profile -> Budget, "evidence", 5;
     /// The profile runs a worst case.

@@ -220,7 +220,7 @@ mod tests {
     #[tokio::test]
     async fn a_failed_wake_fails_waiting_requests_but_not_later_ones() {
         let model = Wakefulness::new(WakeState::Waking);
-        let error = NotWoken { reason: "no room".into(), hint: "make some".into(), lacks_memory: true };
+        let error = NotWoken { reason: "no memory".into(), hint: "free some".into(), lacks_memory: true };
         let waiting = tokio::spawn({
             let model = model.clone();
             async move { model.enter_awake(|| {}).await.map(drop) }

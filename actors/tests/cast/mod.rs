@@ -164,8 +164,8 @@ impl Request {
             computed: 0,
             missed: false,
         };
-        let room = kv_tokens.checked_sub(request.prompt_tokens()).filter(|room| *room > 0)?;
-        request.tokens_max = chance.between(1, room.min(150));
+        let left = kv_tokens.checked_sub(request.prompt_tokens()).filter(|left| *left > 0)?;
+        request.tokens_max = chance.between(1, left.min(150));
         Some(request)
     }
 

@@ -38,7 +38,7 @@ impl World {
                 let known = sequence.produced + usize::from(row.unseen.is_some());
                 assert_eq!(known, row.position, "at most one token of {id} is unseen");
                 let before = row.unseen.map(|unseen| self.previous[unseen.row as usize]);
-                assert!(before.is_none_or(|before| before == unseen[0]), "a row counts another chosen token of {id}");
+                assert!(before.is_none_or(|before| before == unseen[0]), "{id} continues with the chosen token");
                 assert!(before.is_none() || !sequence.must_be_seen(), "the host must see the token of {id}");
             }
             let mut tokens = sequence.tokens.iter().chain(&unseen);
@@ -72,7 +72,7 @@ impl World {
         for scored in &plan.scored {
             let request = self.of_sequence(scored.sequence).expect("a request asked for the sequence");
             let tokens = &request.tokens()[..request.prompt_tokens()];
-            assert_eq!((scored.first, Some(scored.top)), (request.scored + 1, request.scores()), "scored once");
+            assert_eq!((scored.first, Some(scored.top)), (request.scored + 1, request.scores()), "no score is skipped");
             assert_eq!(scored.tokens, tokens[scored.first..scored.first + scored.tokens.len()]);
             request.scored += scored.tokens.len();
             scored_tokens += scored.tokens.len();

@@ -6,9 +6,10 @@ use super::*;
 
 impl Stage {
     /// Decodes `tokens` tokens after a prompt for each sequence of `guesses`, with drafts that are
-    /// mostly the tokens of `guesses`, in blocks from `first_block` on. The steps have different numbers of drafts and of accepted
-    /// drafts. Returns the tokens, the drafts of the draft head, and the numbers of steps, of steps
-    /// that ran as a graph, and of accepted drafts.
+    /// mostly the tokens of `guesses`. The sequences use blocks from `first_block` on. The steps
+    /// have different numbers of drafts and of accepted drafts. Returns the tokens, the drafts of
+    /// the draft head, and the numbers of steps, of steps that ran as a graph, and of accepted
+    /// drafts.
     fn drafted(&self, guesses: &[Vec<u32>], tokens: usize, first_block: usize) -> Drafted {
         let (sequences, groups) = (guesses.len(), self.groups.count());
         let block = |s: usize, group: usize, at: usize| (first_block + (at * groups + group) * sequences + s) as u32;
@@ -19,7 +20,8 @@ impl Stage {
             (0..sequences as u32).map(|s| (0..9 + s).map(|at| at * 7 % 300 + s).collect()).collect();
         let sampler = self.sampler(SamplingParams::default());
         let mut drafted = Drafted { replies: vec![Vec::new(); sequences], ..Drafted::default() };
-        // Accepted drafts of the last step of each sequence, which run again if there is a state.
+        // The number of drafts that the last step of each sequence accepted. If the model has a
+        // state, these drafts run again in the next step.
         let mut repeated = vec![0; sequences];
         while drafted.replies.iter().any(|reply| reply.len() < tokens) {
             let drafts_of = |s: usize| -> Vec<u32> {
@@ -45,7 +47,7 @@ impl Stage {
                     let (count, slot) = (rows[s].0.len(), s as u32);
                     let mut state = StateSlots::in_place(slot);
                     if !drafts[s].is_empty() {
-                        // The state stops before the drafts.
+                        // The step writes the state as it is before the drafts.
                         state.write = NO_STATE;
                         state.snapshots[1] = Some(((count - drafts[s].len()) as u32, slot));
                     }
@@ -91,9 +93,10 @@ struct Drafted {
     accepted: usize,
 }
 
-/// Steps with drafts replay a graph too, and change no reply and no draft of the draft head. Greedy
-/// replies equal those without drafts, if `is_certain`: the best two logits of a model with random
-/// weights are often so close that rounding decides.
+/// Checks that steps with drafts replay a graph too, and that graphs change no reply and no draft
+/// of the draft head. If `is_certain`, greedy replies must also equal the replies without drafts.
+/// A model with random weights is not certain: its best two logits are often so close that rounding
+/// decides.
 fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphLimits, is_certain: bool) {
     let Some(stage) = Stage::of(source.clone(), CacheFormat::Plain, shape, 1) else { return };
     stage.capture();
@@ -104,7 +107,7 @@ fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphLim
         // No step has written these blocks, so a key that is read too early is zero.
         let unused = sequences * blocks_each(shape) * shape.format.groups;
         let by_graphs = stage.drafted(guesses, 36, unused);
-        assert_eq!(by_graphs.replayed, by_graphs.steps - 1, "every step except that of the prompts is a graph");
+        assert_eq!(by_graphs.replayed, by_graphs.steps - 1, "every step except the prompt step replays a graph");
         assert!(by_graphs.accepted > 0, "no draft was accepted");
         let equal = by_graphs.replies.iter().zip(guesses).filter(|(reply, guess)| reply[..36] == guess[..36]);
         assert!(equal.count() == sequences || !is_certain, "{:?} differ from {guesses:?}", by_graphs.replies);

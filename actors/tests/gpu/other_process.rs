@@ -14,7 +14,7 @@ const ROLE: &str = "BURSAR_TEST_OTHER_PROCESS";
 const ANSWER: &str = "other_process: ";
 
 /// Memory that stays free when the process takes all it can get.
-const ROOM: Bytes = Bytes::mib(16);
+const HEADROOM: Bytes = Bytes::mib(16);
 
 /// The process takes memory in pieces of this size, so that other processes can take memory between
 /// two pieces.
@@ -103,7 +103,7 @@ impl Drop for OtherProcess {
 /// nothing.
 pub fn live() {
     if std::env::var_os(ROLE).is_none() {
-        return println!("skipped, this is the other process of other stories");
+        return println!("skipped, this test is only the other process of other tests");
     }
     let device = CudaDevice::open(0).expect("the GPU of the parent test opens");
     let address: Address = device.reserve(Bytes::gib(256)).expect("reserving addresses takes no memory");
@@ -116,7 +116,7 @@ pub fn live() {
         let (bytes, all) = (Bytes(bytes.parse().expect("a number")), held + free());
         let wanted = match what {
             "leave" => all.saturating_sub(bytes),
-            "hold" => bytes.min(all.saturating_sub(ROOM)),
+            "hold" => bytes.min(all.saturating_sub(HEADROOM)),
             what => panic!("unknown command {what}"),
         };
         let wanted = wanted.round_down(Bytes::mib(2));

@@ -129,7 +129,7 @@ impl World {
         };
         let coming: Vec<_> = to_device.iter().map(|copy| (copy.block, of_slot(copy))).collect();
         for (row, _) in &coming {
-            assert!(!self.all_pins().any(|(_, rows)| rows.contains(row)), "a row is overwritten that a request reads");
+            assert!(!self.all_pins().any(|(_, rows)| rows.contains(row)), "a row that a request reads is overwritten");
             self.rows[*row as usize] = None;
         }
         let names: BTreeSet<_> = coming.iter().map(|(_, key)| *key).collect();
@@ -147,7 +147,7 @@ impl World {
     pub(super) fn copy(&mut self, copies: Copies) {
         assert!(copies.states.is_empty(), "the model has no states");
         let copies = copies.blocks;
-        assert!(self.host.under_way.len() < 6, "the queue of the lane has room for six copies");
+        assert!(self.host.under_way.len() < 6, "the queue of the lane can hold six copies");
         self.note(format_args!("copies of {} and {} blocks", copies.to_host.len(), copies.to_device.len()));
         self.host.under_way.push_back(copies.len());
         self.host.begun += 1;
@@ -215,8 +215,8 @@ impl World {
         self.scheduler_step(Input::Copied(micros));
     }
 
-    /// The scheduler has died. Copies on the lane end before the successor starts, which knows of
-    /// no copies and no blocks in host memory.
+    /// The scheduler has died. Copies on the lane end before its successor starts. The successor
+    /// knows of no copies and no blocks in host memory.
     pub(super) fn forget_host(&mut self) {
         self.run_copies(usize::MAX);
         let slots = std::mem::take(&mut self.host.slots);

@@ -22,7 +22,7 @@ pub fn vision(cache_rows: usize, launch_patches: usize, seed: u64) -> VisionCore
 }
 
 impl World {
-    /// The tokens that the model chooses in the rows of logits of a step, as if each draft were right.
+    /// The tokens that the model chooses in the rows of logits of a step, if each draft is right.
     pub fn choices(&mut self, plan: &StepPlan) -> Vec<u32> {
         let mut of_sequence = |rows: &ChosenRows| {
             let number = self.of_sequence(rows.sequence).expect("a request asked for the sequence").number;
@@ -31,8 +31,8 @@ impl World {
         plan.rows.iter().flat_map(&mut of_sequence).collect()
     }
 
-    /// The tokens that the lane answers for a step: in each sequence up to the first that was not
-    /// drafted.
+    /// The tokens that the lane returns for a step. For each sequence, these are the accepted
+    /// drafts and the token that the model chooses after them.
     pub fn accepted(&mut self, plan: &StepPlan) -> Vec<Vec<Option<u32>>> {
         let mut choices = self.choices(plan).into_iter();
         let mut of_sequence = |rows: &ChosenRows| {
@@ -45,8 +45,8 @@ impl World {
         plan.rows.iter().map(&mut of_sequence).collect()
     }
 
-    /// The drafts of a draft head after these tokens: three of four are what the model chooses.
-    /// Checks that there are blocks for all of them.
+    /// The drafts of a draft head after these tokens. Three of four drafts are the tokens that the
+    /// model chooses. Checks that there are blocks for all drafts.
     pub fn proposed(&mut self, plan: &StepPlan, accepted: &[Vec<Option<u32>>]) -> Vec<Vec<u32>> {
         assert!(plan.batch.drafts.is_some(), "each step runs the draft head");
         let mut of_sequence = |(rows, tokens): (&ChosenRows, &Vec<Option<u32>>)| {
@@ -93,7 +93,7 @@ pub fn run_and_say(seed: u64, groups: CacheGroups, looks_ahead: bool) -> World {
     run(seed, groups, looks_ahead)
 }
 
-/// Runs this many seeds on all processors, with the cache groups that `groups` draws for a seed.
+/// Runs this many seeds on all processors, with the cache groups that `groups` returns for a seed.
 /// Passes each world to `take`, in any order.
 pub fn for_each_world(seeds: u64, groups: impl Fn(u64) -> CacheGroups + Sync, mut take: impl FnMut(World)) {
     let next = AtomicU64::new(0);

@@ -26,7 +26,7 @@ pub struct FaultyDevice {
 
 /// Until this guard is dropped, the device refuses the next call to [`back`](Device::back), once.
 #[derive(Debug)]
-#[must_use = "dropped, it refuses nothing"]
+#[must_use = "dropping the guard cancels the refusal"]
 pub struct NextBackRefused(Arc<FaultyDevice>);
 
 impl FaultyDevice {

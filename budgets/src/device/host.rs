@@ -303,7 +303,8 @@ impl Device for HostDevice {
             };
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
-        // SAFETY: `pages_in_state` checked that the range is whole pages of a reservation of this device.
+        // SAFETY: `pages_in_state` checked that the range is whole pages of a reservation of this
+        // device.
         unsafe { pages::open(address, bytes) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
@@ -318,8 +319,8 @@ impl Device for HostDevice {
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let mut state = self.lock_at_length();
         state.pages_in_state(self.config.page, address, bytes, true, "unbacked")?;
-        // SAFETY: `pages_in_state` found backed pages of this device, and by contract no code uses them
-        // any more.
+        // SAFETY: `pages_in_state` found backed pages of this device, and by contract no code uses
+        // them any more.
         unsafe { pages::close(address, bytes) }.map_err(|error| DeviceError::Lost {
             reason: format!("the operating system did not take memory back: {error}"),
         })?;

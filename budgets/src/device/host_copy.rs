@@ -23,7 +23,7 @@ impl HostCopy {
         self.0.downcast_ref().ok_or_else(|| HostCopy::by_another_device(address))
     }
 
-    /// The error for copying to `address` a copy that another kind of device made.
+    /// The error if a copy that another kind of device made is copied to `address`.
     pub(super) fn by_another_device(address: Address) -> DeviceError {
         let reason = "the copy was made by another device";
         DeviceError::BadRange { address, bytes: Bytes::ZERO, verb: "copied", reason }

@@ -6,7 +6,8 @@ use super::error::DeviceError;
 use crate::Bytes;
 
 /// Uninitialized host memory for copies to and from a device. An owner that has given the address
-/// to the device must keep this memory until the device is past those copies.
+/// to the device must keep this memory until the device has finished all copies that use the
+/// address.
 pub struct HostMemory {
     address: *mut u8,
     bytes: Bytes,

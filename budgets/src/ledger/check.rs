@@ -15,7 +15,7 @@ impl Ledger {
             }
         }
         // Rule 1 holds, or a `Deficit` effect has announced by how many bytes it is broken.
-        assert_eq!(self.device.deficit(), self.announced_deficit, "the deficit is the announced one");
+        assert_eq!(self.device.deficit(), self.announced_deficit, "the deficit equals the announced deficit");
         assert!(self.host.deficit().is_zero(), "host leases fit the host memory");
     }
 
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the deficit is the announced one")]
+    #[should_panic(expected = "the deficit equals the announced deficit")]
     fn a_deficit_that_was_not_announced_stops_the_next_step() {
         let mut ledger = ledger();
         ledger.device.total = Bytes(599);

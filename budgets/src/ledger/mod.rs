@@ -137,8 +137,8 @@ impl Ledger {
         ledger
     }
 
-    /// Numbers new leases from the number after `last`. A late release note for a lease that a
-    /// previous ledger freed then matches no new lease.
+    /// Gives new leases numbers above `last`. A late release note for a lease that a previous
+    /// ledger freed then matches no new lease.
     pub fn number_leases_after(&mut self, last: LeaseId) {
         self.next_lease = self.next_lease.max(last.next());
     }
@@ -164,8 +164,8 @@ impl Ledger {
                 self.withdraw(|waiting| waiting.id == id, |_| Refusal::Withdrawn, &mut effects);
             }
             Input::Foreign(bytes) => {
-                // Another process may take back the memory that it frees now. A size chosen from
-                // the smaller value would then be too large.
+                // Another process may take back the memory that it frees now. Memory sizes that a
+                // starting model chose from the smaller value would then be too large.
                 self.device.foreign = if self.is_profiling() { self.device.foreign.max(bytes) } else { bytes };
             }
             Input::Floor { lease, to } => {

@@ -54,7 +54,7 @@ impl Fits {
     }
 
     /// Checks that all sequences run in the same steps until they end: a step has permits for all
-    /// of them, and the KV cache has room for all of their tokens.
+    /// of them, and the KV cache can hold all of their tokens.
     pub fn together(&self, prompts: Prompts, reply: usize) -> Result<(), String> {
         self.each(prompts.length, reply)?;
         if prompts.count > self.sequences {

@@ -102,7 +102,7 @@ impl Meter {
         }
         let mut prompt_tokens = 0;
         while let Some(answered) = answers.join_next().await {
-            let usage = answered.map_err(|error| failure(format!("a request died: {error}")))??;
+            let usage = answered.map_err(|error| failure(format!("the task of a request failed: {error}")))??;
             check(usage, reply)?;
             prompt_tokens = usage.prompt_tokens;
         }

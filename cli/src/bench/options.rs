@@ -26,7 +26,8 @@ pub struct Options {
     /// Uses small sizes, which run within seconds on a CPU.
     #[arg(long)]
     quick: bool,
-    /// Prompt length before decoding is measured, in tokens. Default 512, or 64 with --quick.
+    /// Length in tokens of the prompts that precede the measured decode steps. Default 512, or 64
+    /// with --quick.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     decode_context: Option<u32>,
     /// Number of decode steps to average over. Default 128, or 16 with --quick. Long prompts need
@@ -37,9 +38,9 @@ pub struct Options {
     /// the KV cache at once.
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
     batches: Vec<u32>,
-    /// Accepts each draft with this probability, whatever the model chooses, and always drafts as many
-    /// tokens as the limits allow. Random weights accept no drafts, so this shows the speed that a
-    /// trained draft head would give. Needs --draft-method or --draft-tokens.
+    /// Accepts each draft with this probability, whatever the model chooses, and always drafts as
+    /// many tokens as the limits allow. Random weights accept no drafts, so this shows the speed
+    /// that a trained draft head would give. Needs --draft-method or --draft-tokens.
     #[arg(long, value_name = "RATE", value_parser = acceptance)]
     pub draft_acceptance: Option<f64>,
     /// Seed of prompts, pictures and random weights. By default, a different seed each time.

@@ -83,16 +83,16 @@ impl Planner {
 
     /// Plans the steps of `count` prompts of `length` tokens. Prompts fill the steps in order.
     pub fn prefill(&self, count: usize, length: usize) -> Result<Vec<Work>, KernelError> {
-        let (mut works, mut step, mut room) = (Vec::new(), Vec::new(), self.step_tokens);
+        let (mut works, mut step, mut left) = (Vec::new(), Vec::new(), self.step_tokens);
         for _ in 0..count {
             let mut cached = 0;
             while cached < length {
-                let run = room.min(length - cached);
+                let run = left.min(length - cached);
                 step.push(SequenceTokens { cached, run, chooses: cached + run == length });
-                (cached, room) = (cached + run, room - run);
-                if room == 0 {
+                (cached, left) = (cached + run, left - run);
+                if left == 0 {
                     works.push(self.step(&std::mem::take(&mut step))?);
-                    room = self.step_tokens;
+                    left = self.step_tokens;
                 }
             }
         }

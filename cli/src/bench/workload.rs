@@ -13,7 +13,7 @@ pub enum Measurement {
     Prefill,
     /// Requests with one picture each, in requests per second.
     Pictures,
-    /// From the start of the process to the first request, and what memory is used for.
+    /// The time from process start until the model is ready, and the use of memory by class.
     Start,
 }
 
@@ -51,7 +51,7 @@ pub struct PatchGeometry {
 /// Sizes of all measurements of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Tokens of the prompt before decoding is measured.
+    /// Tokens of the prompts that precede the measured decode steps.
     pub context: usize,
     /// Number of decode steps that are averaged. Replies are one token longer.
     pub steps: usize,
@@ -192,7 +192,7 @@ mod tests {
                 assert!(workload.patches(pictures) <= envelope.picture_patches);
             }
         }
-        assert_eq!(FULL.envelope().context_tokens, 8192, "as many context tokens as the peer has");
+        assert_eq!(FULL.envelope().context_tokens, 8192, "the context length of the vLLM measurement");
     }
 
     #[test]
@@ -210,6 +210,6 @@ mod tests {
             }
         }
         let [square, wide] = FULL.cut_by(SIXTEEN).pictures.map(|pictures| (pictures.width, pictures.height));
-        assert_eq!((square, wide), ((1024, 1024), (1920, 1088)), "the size nearest to the limit");
+        assert_eq!((square, wide), ((1024, 1024), (1920, 1088)), "the nearest multiples of 32 pixels");
     }
 }

@@ -90,7 +90,7 @@ fn paths(text: &str) -> Result<Vec<PathBuf>, Failure> {
     if whole.exists() {
         return Ok(vec![whole]);
     }
-    let names = shlex::split(text).ok_or_else(|| wrong(format!("{text} has a quote without an end")))?;
+    let names = shlex::split(text).ok_or_else(|| wrong(format!("{text} has an unclosed quote")))?;
     Ok(names.iter().map(|name| at_home(name)).collect())
 }
 

@@ -2,7 +2,7 @@
 //! described by its properties.
 
 use bursar::{Bytes, CudaDevice, Device, DeviceChoice, DeviceError};
-use bursar_actors::{profile::MemoryState, profile::OVERHEAD_AT_READY, runtime::gpus, runtime::roomiest_first};
+use bursar_actors::{profile::MemoryState, profile::OVERHEAD_AT_READY, runtime::gpus, runtime::most_free_first};
 use bursar_kernels::{CudaTarget, Target};
 
 use super::gpu::Gpu;
@@ -84,8 +84,8 @@ impl Planned {
         let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
         let place = MemoryState { total, overhead, foreign, canary: spec.canary, page: PAGE, is_host: true };
         let name = "the host, in place of a GPU".to_owned();
-        // Suggestions name --capacity, the only such flag that a start accepts, unless the user
-        // typed --total, which overrides --capacity here.
+        // Suggestions name --capacity, the only flag for the memory size that a start accepts,
+        // unless the user typed --total, which overrides --capacity here.
         let total_flag = if spec.total.is_some() { TOTAL } else { "--capacity" };
         let target = Target::Cpu { threads: spec.threads };
         Planned { name, is_here: true, target, places: vec![place], found, total_flag }
@@ -122,7 +122,7 @@ impl Planned {
         let places = devices.iter().map(place).collect::<Result<Vec<_>, DeviceError>>()?;
         // Sort the devices in the order in which a start uses them.
         let free: Vec<Bytes> = places.iter().map(MemoryState::available).collect();
-        let places: Vec<MemoryState> = roomiest_first(&free).into_iter().map(|number| places[number]).collect();
+        let places: Vec<MemoryState> = most_free_first(&free).into_iter().map(|number| places[number]).collect();
         let (name, found) = (devices[0].name().to_owned(), devices.len());
         Ok(Planned { name, is_here: true, target, places, found, total_flag: TOTAL })
     }

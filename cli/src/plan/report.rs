@@ -42,7 +42,7 @@ pub struct Report {
     short_by: Bytes,
     /// Attention layers with the same window, which share block tables.
     cache_groups: Vec<CacheGroup>,
-    /// The most blocks that a sequence of the whole context holds, over all cache groups.
+    /// The most blocks that a sequence of the maximum context length holds, over all cache groups.
     context_blocks: usize,
     /// Number of concurrent sequences, by their length.
     concurrency: Vec<Concurrency>,
@@ -55,13 +55,14 @@ pub struct Report {
     /// Knobs that cannot make the model fit without other changes, by the names under
     /// which they were set.
     not_enough_alone: Vec<String>,
-    /// Settings without effect, missing files, and what the plan found out.
+    /// Settings without effect, missing files, and other findings of the plan.
     notes: Vec<String>,
     /// One line per claimant.
     plan: MemoryPlan,
 }
 
-/// A suggestion as the user would type it, with the flag's name that the user already used.
+/// A suggestion as the user would type it. If the flag has several names, this is the name that the
+/// user already used.
 #[derive(Serialize)]
 struct SuggestionLine {
     knob: &'static str,
@@ -112,7 +113,7 @@ struct PictureReport {
     tiles: Option<u64>,
     /// Pixels of the model's own largest picture, if `pixels` is lower and no knob limits pictures.
     model_pixels: Option<u64>,
-    /// Whether the context has room for the picture and one word.
+    /// Whether the picture and one word fit in the context.
     fits_context: bool,
 }
 
@@ -245,7 +246,7 @@ impl Report {
         for Concurrency { tokens, sequences, held } in &self.concurrency {
             let plural = if *sequences == 1 { "sequence" } else { "sequences" };
             let (tokens, held) = (count(*tokens), count(*held));
-            writeln!(f, "  {sequences} {plural} of {tokens} tokens at once (the KV cache has room for {held})")?;
+            writeln!(f, "  {sequences} {plural} of {tokens} tokens at once (the KV cache can hold {held})")?;
         }
         if self.cache_groups.iter().all(|group| group.window.is_none()) {
             return Ok(());
@@ -316,7 +317,7 @@ impl PictureReport {
         } else {
             writeln!(
                 f,
-                "But a context of {context_tokens} tokens has no room for this picture and a question: raise \
+                "But a context of {context_tokens} tokens is too short for this picture and a question: raise \
                  context_tokens or lower picture_pixels."
             )
         }

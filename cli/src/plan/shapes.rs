@@ -128,8 +128,8 @@ impl fmt::Display for Shapes {
         }
         writeln!(
             f,
-            " Each GPU column shows the KV cache tokens that fit next to weights and worst cases, or - if the shape \
-             does not fit. `bursar plan --shape NAME --gpu GPU` prints the plan."
+            " Each GPU column shows the KV cache tokens that fit in addition to the weights and the memory of the \
+             worst cases, or - if the shape does not fit. `bursar plan --shape NAME --gpu GPU` prints the plan."
         )
     }
 }

@@ -1,4 +1,4 @@
-//! The same plan without quantization, to show what quantization saves.
+//! The memory plan of a quantized model without its quantization, to show what quantization saves.
 
 use bursar::{Bytes, Forecast, LoadOptions};
 use bursar_actors::{engine::Question, profile::MemoryState};
@@ -39,16 +39,16 @@ impl Unquantized {
         Ok(Some(Unquantized { weight_bytes: model.weight_bytes(), kv_tokens }))
     }
 
-    /// Returns a sentence on what `model`, which is quantized, saves compared with this plan, if
-    /// anything.
+    /// Describes the memory that the quantized `model` saves compared with this plan. Returns
+    /// `None` if it saves nothing.
     pub fn note(&self, model: &Model, target: &Target, forecast: &Forecast) -> Option<String> {
         let plain = match target {
             Target::Cpu { .. } => "unquantized".to_owned(),
             Target::Cuda(_) => format!("in {}", target.activation().name()),
         };
         let (weights, before) = (model.weight_bytes(), self.weight_bytes);
-        // Scales of a quantized KV cache are weights too, so the weights may be larger than
-        // without.
+        // Scales of a quantized KV cache count as weights, so the weights may be larger than
+        // without a quantized KV cache.
         let name = model.quantized_type();
         let weights =
             (weights < before).then(|| format!("weights take {weights} in {name} instead of {before} {plain}"));

@@ -104,7 +104,7 @@ pub fn placed(
         (runtime.clone(), models.iter().enumerate().map(one).collect())
     };
     let placed = runtimes.iter().zip(placed).map(of).collect();
-    assert!(plans.iter().all(Option::is_none), "each model was given a place");
+    assert!(plans.iter().all(Option::is_none), "each model was assigned to a runtime");
     placed
 }
 

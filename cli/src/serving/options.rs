@@ -80,8 +80,8 @@ pub struct Options {
     /// Seconds that running replies may take to finish after the server is asked to stop.
     #[arg(long, alias = "shutdown-timeout", value_name = "SECONDS", help_heading = "Clients")]
     drain: Option<u64>,
-    /// Path prefix, such as `/llm`, that a proxy in front does not remove. Paths without
-    /// it are served too.
+    /// Path prefix, such as `/llm`, that a proxy in front of the server does not remove. Paths
+    /// without the prefix are served too.
     #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true, help_heading = "Clients")]
     root_path: String,
     /// Origin whose web pages may send requests, such as https://example.org, or `*` for all. May
@@ -103,7 +103,8 @@ pub struct Options {
     /// be given several times.
     #[arg(long, alias = "allowed-media-domains", value_name = "HOST", num_args = 1.., help_heading = "Pictures")]
     allow_url_host: Vec<String>,
-    /// Allows these hosts to have private addresses, such as those of an internal network.
+    /// Allows the hosts of --allow-url-host to have private addresses, such as those of an internal
+    /// network.
     #[arg(long, requires = "allow_url_host", help_heading = "Pictures")]
     allow_private_url_hosts: bool,
     /// Folder that `file:` URLs of pictures and videos may refer to. By default, no files are read.
@@ -146,7 +147,7 @@ pub struct Options {
     knobs: KnobOptions,
 }
 
-/// The use of a checkpoint's generation_config.json.
+/// How a checkpoint's generation_config.json is used.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum GenerationConfig {
     #[default]
@@ -243,7 +244,8 @@ impl Options {
         Ok(LoadOptions { sampling_defaults, tokenizer: self.tokenizer.clone(), chat_template, ..base })
     }
 
-    /// Returns the source of a model, as typed, with this command's settings of the hub.
+    /// Returns the source of `model`, which is given as typed on the command line. The source has
+    /// this command's hub settings.
     pub fn source(&self, model: &str) -> ModelSource {
         let mut hub = crate::hub::options();
         hub.revision = self.revision.clone().or(hub.revision);

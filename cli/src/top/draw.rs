@@ -51,7 +51,7 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colors: Colors) 
     frame.render_widget(header(session, now, head.width, colors), head);
     let body = complaint(frame, session, body, colors);
     let whole = whole(session, now, body.width, colors);
-    let room = Viewport { rows: body.height.into(), lines: whole.len() };
+    let viewport = Viewport { rows: body.height.into(), lines: whole.len() };
     let explained = match (session.view(), session.top) {
         (None, _) => {
             frame.render_widget(Line::styled("waiting for the first answer", colors.faint()), body);
@@ -62,9 +62,9 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colors: Colors) 
             OVERVIEW.to_owned()
         }
         (Some(_), Some(top)) => {
-            let top = top.min(room.last_top());
-            let shown: Vec<_> = whole.into_iter().skip(top).take(room.rows).collect();
-            let (first, last, all) = (top + 1, top + shown.len(), room.lines);
+            let top = top.min(viewport.last_top());
+            let shown: Vec<_> = whole.into_iter().skip(top).take(viewport.rows).collect();
+            let (first, last, all) = (top + 1, top + shown.len(), viewport.lines);
             frame.render_widget(Paragraph::new(shown), body);
             format!(" lines {first} to {last} of {all}  PgDn PgUp j k g G scroll  Esc back  ? help")
         }
@@ -73,7 +73,7 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colors: Colors) 
     if session.shows_help {
         draw_help(frame, area, colors);
     }
-    room
+    viewport
 }
 
 /// The last line of the fitted view.
@@ -109,7 +109,7 @@ pub fn header(session: &Session, now: Now, width: u16, colors: Colors) -> Line<'
         _ => Span::styled(format!("every {} ", words::seconds(session.every.as_secs_f64())), colors.faint()),
     };
     let mut left = vec![Span::styled(format!(" bursar top {} ", session.address), colors.strong())];
-    // If there is little room, show only actors that do not run.
+    // If the line is short, show only actors that do not run.
     for actor in session.view().map_or(&[][..], |view| &view.actors) {
         if width >= ALL_ACTORS || !actor.is_up {
             left.extend(words::actor_words(actor, true, colors));

@@ -35,7 +35,7 @@ pub enum NoEvents {
     #[error("column {column} of line {line} is not JSON")]
     NotJson { line: usize, column: usize },
     /// Valid JSON that is not a list of events.
-    #[error("it is not a JSON array of objects with a number and an event")]
+    #[error("the answer is not a JSON array of objects with a number and an event")]
     OtherJson,
 }
 

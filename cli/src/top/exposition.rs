@@ -8,7 +8,7 @@ use super::samples::{Samples, Series};
 
 /// A line that is not a sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} is not Prometheus' text format: {why}")]
+#[error("line {line} is not in Prometheus' text format: {why}")]
 pub struct Malformed {
     /// Line number, from 1.
     pub line: usize,
@@ -49,11 +49,11 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(|letter| if is_obeyed(letter) { char::REPLACEMENT_CHARACTER } else { letter }).collect()
 }
 
-/// The most series that are read. A process with many models has a few hundred series. The limit
+/// Maximum number of series that are read. A process with many models has a few hundred. The limit
 /// keeps a program that sends endless series from blocking the view.
 const SERIES_MAX: usize = 20_000;
 
-/// The most labels of a series. Bursar's series have at most five.
+/// Maximum number of labels of a series. Bursar's series have at most five.
 const LABELS_MAX: usize = 32;
 
 const BLANKS: [char; 3] = [' ', '\t', '\r'];
@@ -94,7 +94,7 @@ impl<'a> Cursor<'a> {
             }
             let name = self.word(|_| false).ok_or("a label's name is missing")?;
             if labels.len() == LABELS_MAX {
-                return Err("it has too many labels");
+                return Err("a series has too many labels");
             }
             if labels.iter().any(|(known, _)| known == name) {
                 return Err("a label is given twice");

@@ -9,7 +9,7 @@ use super::view::MemoryPart;
 /// When to use colors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum When {
-    /// On a terminal that has them, unless NO_COLOR says otherwise.
+    /// On a terminal that supports colors, unless NO_COLOR is set.
     Auto,
     /// Always.
     Always,

@@ -223,7 +223,7 @@ mod tests {
         for (given, reason) in [
             (answer("404 Not Found", ""), "/metrics answers with status 404"),
             (redirect, "status 302"),
-            (answer("200 OK", "<html>\n"), "line 1 is not Prometheus' text format"),
+            (answer("200 OK", "<html>\n"), "line 1 is not in Prometheus' text format"),
             (answer("200 OK", "other 1\n"), "no metric whose name begins with bursar_"),
             (large, "more than 8.0 MiB"),
             ("nonsense\r\n\r\n".to_owned(), "no answer from 127.0.0.1"),

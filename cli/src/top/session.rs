@@ -94,7 +94,7 @@ pub struct Session {
     /// First visible line of the full view. `None` in the fitted view.
     pub top: Option<usize>,
     /// How much of the full view fit when the screen was last drawn.
-    pub room: Viewport,
+    pub viewport: Viewport,
     latest: Option<Rc<TimedScrape>>,
     /// Scrapes of the last minute, the oldest first, without the latest scrape.
     earlier: VecDeque<Rc<TimedScrape>>,
@@ -114,7 +114,7 @@ impl Session {
             is_paused: false,
             shows_help: false,
             top: None,
-            room: Viewport::default(),
+            viewport: Viewport::default(),
             latest: None,
             earlier: VecDeque::new(),
             lost: None,
@@ -201,11 +201,11 @@ impl Session {
                 self.every = faster.unwrap_or(self.every);
             }
             Key::PageDown => {
-                self.top = Some(self.top.map_or(0, |top| top + self.room.page()).min(self.room.last_top()))
+                self.top = Some(self.top.map_or(0, |top| top + self.viewport.page()).min(self.viewport.last_top()))
             }
             Key::PageUp => {
                 let top = self.top.filter(|top| *top > 0);
-                self.top = top.map(|top| top.saturating_sub(self.room.page()));
+                self.top = top.map(|top| top.saturating_sub(self.viewport.page()));
             }
             Key::Next | Key::Previous | Key::First | Key::Last if self.top.is_some() => self.scroll(key),
             Key::Next => self.choose(|place, last| if place == last { 0 } else { place + 1 }),
@@ -217,7 +217,7 @@ impl Session {
     }
 
     fn scroll(&mut self, key: Key) {
-        let last = self.room.last_top();
+        let last = self.viewport.last_top();
         self.top = self.top.map(|top| match key {
             Key::Next => (top + 1).min(last),
             Key::Previous => top.saturating_sub(1),
@@ -418,7 +418,7 @@ mod tests {
         assert!(session.press(Key::Pause) && !session.is_paused);
         assert!(session.press(Key::Help) && session.shows_help);
         assert!(session.press(Key::Back) && !session.shows_help, "the first Back key closes the help");
-        session.room = Viewport { rows: 10, lines: 25 };
+        session.viewport = Viewport { rows: 10, lines: 25 };
         let mut tops = [Key::PageDown; 5].map(|key| session.press(key).then_some(session.top).expect("not ended"));
         assert_eq!(tops, [Some(0), Some(9), Some(15), Some(15), Some(15)], "paging ends at the last line");
         tops = [Key::Previous, Key::Next, Key::First, Key::Last, Key::PageUp]

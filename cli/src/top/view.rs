@@ -75,8 +75,8 @@ impl Actor {
         [runtimes, of("budget", "bursar_budget_up", Some("bursar_budget_restarts_total"))].concat()
     }
 
-    /// Returns the actors of a model in the order of [`Actor::OF_A_MODEL`], and then actors with other
-    /// names, which a process of another version may have.
+    /// Returns the actors of a model in the order of [`Actor::OF_A_MODEL`], and then actors with
+    /// other names, which a process of another version may have.
     fn of(now: &Samples, model: &str) -> Vec<Self> {
         let mut actors: Vec<_> = now
             .of("bursar_actor_up", &[("model", model)])

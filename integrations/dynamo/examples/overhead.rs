@@ -82,10 +82,11 @@ fn medians(name: &str, paces: &[Pace]) -> String {
 async fn main() -> anyhow::Result<()> {
     let worker = BursarWorker::new(Options::parse());
     worker.start(1).await?;
-    let model = worker.model().ok_or_else(|| anyhow::anyhow!("the worker has a model once it started"))?;
+    let model = worker.model().ok_or_else(|| anyhow::anyhow!("the started worker has no model"))?;
     let (mut near, mut far) = (Vec::new(), Vec::new());
     for reply in 0..WARM_UP + REPLIES {
-        // No prompt is used twice, so neither measurement finds more of its prompt in the cache.
+        // No prompt is used twice, so neither measurement finds more of its prompt in the cache
+        // than the other.
         let prompt = async |number: usize| {
             model.prompt_of(Chat::new().user(format!("Tell me about {number}."))).await.map(|prompt| prompt.token_ids)
         };

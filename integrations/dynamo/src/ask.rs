@@ -1,4 +1,4 @@
-//! Requests of Dynamo's frontend, converted to chats in tokens.
+//! Conversion of requests from Dynamo's frontend to chats of token ids.
 
 use bursar::{Chat, Image, OutputFormat};
 use dynamo_backend_common::{
@@ -14,7 +14,7 @@ pub(crate) fn pictures(request: &PreprocessedRequest) -> Result<Vec<String>, Dyn
     let mut urls = Vec::new();
     for (kind, items) in media {
         if kind != "image_url" {
-            return Err(invalid(format!("this worker takes pictures, and no `{kind}`")));
+            return Err(invalid(format!("this worker takes only pictures, not `{kind}`")));
         }
         for item in items {
             urls.push(match item {
@@ -79,7 +79,7 @@ fn refuse_unserved(request: &PreprocessedRequest) -> Result<(), DynamoError> {
 fn pixels(kwargs: Option<&Value>) -> Result<(Option<u64>, Option<u64>), DynamoError> {
     let number = |name: &str| match kwargs.and_then(|kwargs| kwargs.get(name)) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => value.as_u64().map(Some).ok_or_else(|| invalid(format!("`{name}` is a whole number"))),
+        Some(value) => value.as_u64().map(Some).ok_or_else(|| invalid(format!("`{name}` must be a whole number"))),
     };
     Ok((number("min_pixels")?, number("max_pixels")?))
 }
@@ -116,11 +116,11 @@ fn stops(asked: &StopConditions, mut chat: Chat) -> (Chat, Vec<u32>) {
 
 fn form(guided: &GuidedDecodingOptions) -> Result<Option<OutputFormat>, DynamoError> {
     if guided.grammar.is_some() || guided.structural_tag.is_some() {
-        return Err(invalid("replies take the form of a JSON schema, a regular expression or a choice"));
+        return Err(invalid("a reply can follow only a JSON schema, a regular expression or a choice"));
     }
     Ok(match (&guided.json, &guided.regex, &guided.choice) {
         (Some(Value::String(text)), ..) => {
-            let schema = serde_json::from_str(text).map_err(|_| invalid("`guided_json` is no JSON"))?;
+            let schema = serde_json::from_str(text).map_err(|_| invalid("`guided_json` is not valid JSON"))?;
             Some(OutputFormat::json(schema))
         }
         (Some(schema), ..) => Some(OutputFormat::json(schema.clone())),

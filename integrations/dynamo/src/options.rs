@@ -15,17 +15,17 @@ use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
 #[command(name = "bursar-dynamo", version)]
 pub struct Options {
     /// A Hugging Face checkpoint folder, or a model of the hub (`org/name`). Dynamo reads
-    /// its tokenizer and chat template. `demo` is for tests: it is in the program, and
-    /// Dynamo cannot read it.
+    /// its tokenizer and chat template. `demo` is for tests: this model is embedded in the
+    /// program, where Dynamo cannot read its files.
     #[arg(long)]
     pub model: String,
-    /// The name that clients use. By default the model's own.
+    /// The name that clients use. By default the model's own name.
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
     /// The device: auto (the first GPU, or host memory if there is none), host, or cuda:N.
     #[arg(long, default_value = "auto", value_parser = ["auto", "host", "cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"])]
     pub device: String,
-    /// Capacity of the host memory that stands in for a GPU.
+    /// Size of the host memory that is used instead of a GPU's memory.
     #[arg(long, default_value = "512MiB", value_parser = bytes)]
     pub capacity: Bytes,
     /// The folder with libcublasLt, if it is not in a usual place.
@@ -41,13 +41,13 @@ pub struct Options {
     /// A host that pictures may be fetched from, such as example.org. May be given several times.
     #[arg(long, value_name = "HOST")]
     pub allow_url_host: Vec<String>,
-    /// These hosts may have private addresses.
+    /// Allow the hosts of `--allow-url-host` to have private addresses.
     #[arg(long, requires = "allow_url_host")]
     pub allow_private_url_hosts: bool,
-    /// The folder that `file:` URLs of pictures may name files of.
+    /// The folder with the files that `file:` URLs of pictures may name.
     #[arg(long, value_name = "FOLDER")]
     pub media_root: Option<PathBuf>,
-    /// Seconds that running replies may take once the worker is told to end or to sleep.
+    /// Seconds that running replies may take after the worker is ordered to end or to sleep.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,
     #[command(flatten)]

@@ -104,7 +104,7 @@ impl BursarWorker {
     /// many as are available. With 0, the simulated process frees its memory.
     fn drill(&self, body: &Value) -> Result<Value, DynamoError> {
         let bytes = body.get("bytes").and_then(Value::as_u64);
-        let bytes = Bytes(bytes.ok_or_else(|| invalid("`bytes` is a whole number"))?);
+        let bytes = Bytes(bytes.ok_or_else(|| invalid("`bytes` must be a whole number"))?);
         let Some(device) = self.running()?.runtime.device().as_host() else {
             return Ok(json!({"status": "error", "message": "other processes can be simulated only on host memory"}));
         };
@@ -123,10 +123,10 @@ impl BursarWorker {
 fn nap(body: &Value, drain: Duration) -> Result<(SleepLevel, Duration), DynamoError> {
     let number = |name: &str| match body.get(name) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => value.as_u64().map(Some).ok_or_else(|| invalid(format!("`{name}` is a whole number"))),
+        Some(value) => value.as_u64().map(Some).ok_or_else(|| invalid(format!("`{name}` must be a whole number"))),
     };
     let level = u8::try_from(number("level")?.unwrap_or(1)).ok().and_then(|level| SleepLevel::try_from(level).ok());
-    let level = level.ok_or_else(|| invalid("`level` is 1 or 2; 2 keeps no weights"))?;
+    let level = level.ok_or_else(|| invalid("`level` must be 1 or 2; level 2 keeps no weights"))?;
     Ok((level, number("within")?.map_or(drain, Duration::from_secs)))
 }
 
@@ -195,7 +195,7 @@ impl LLMEngine for BursarWorker {
     ) -> Result<BoxStream<'static, Result<LLMEngineOutput, DynamoError>>, DynamoError> {
         let running = self.running()?;
         if running.sleeps.load(Relaxed) {
-            return Err(away("the worker sleeps; wake it by the control `wake_up`"));
+            return Err(away("the worker sleeps; wake it with the control `wake_up`"));
         }
         let context = ctx.inner_arc();
         let begun = async {
@@ -248,7 +248,7 @@ impl LLMEngine for BursarWorker {
         let running = self.running()?;
         match bursar::MetricsText::install() {
             Ok(text) => ctx.metrics.add_expfmt_callback(Arc::new(move || Ok(text.render()))),
-            Err(error) => tracing::warn!(%error, "Bursar's own metrics are not shown"),
+            Err(error) => tracing::warn!(%error, "Bursar's own metrics are not exported"),
         }
         let on_ready = move |publisher| {
             let (model, hits) = (running.model.clone(), running.hits.clone());

@@ -48,7 +48,7 @@ async fn chunks(worker: &BursarWorker, request: PreprocessedRequest) -> Result<V
     let chunks: Result<Vec<_>, _> = stream.collect::<Vec<_>>().await.into_iter().collect();
     let chunks = chunks?;
     let ends = chunks.iter().filter(|chunk| chunk.finish_reason.is_some()).count();
-    assert!(ends == 1 && chunks.last().is_some_and(|chunk| chunk.finish_reason.is_some()), "one end, and it is last");
+    assert!(ends == 1 && chunks.last().is_some_and(|chunk| chunk.finish_reason.is_some()), "one end, the last chunk");
     Ok(chunks)
 }
 
@@ -61,11 +61,11 @@ fn usage(chunks: &[LLMEngineOutput]) -> CompletionUsage {
 }
 
 fn cached(chunks: &[LLMEngineOutput]) -> u32 {
-    usage(chunks).prompt_tokens_details.and_then(|details| details.cached_tokens).expect("the usage counts them")
+    usage(chunks).prompt_tokens_details.and_then(|details| details.cached_tokens).expect("a cached token count")
 }
 
 async fn refused(worker: &BursarWorker, request: PreprocessedRequest) -> (ErrorType, String) {
-    let error = chunks(worker, request).await.expect_err("it is refused");
+    let error = chunks(worker, request).await.expect_err("the worker refuses the request");
     (error.error_type(), error.to_string())
 }
 
@@ -144,7 +144,7 @@ async fn pictures_follow_serves_rules_and_unsupported_inputs_are_refused() {
     let film = [("video_url".to_owned(), vec![MultimodalData::RawUrl("data:,".to_owned())])].into();
     let film = with(request(&tokens, 1), |request| request.multi_modal_data = Some(film));
     let two = with(request(&[11, 7], 1), |request| request.sampling_options.n = Some(2));
-    for (what, request) in [("a film", film), ("two replies", two), ("an unknown token", request(&[3, 100_000], 1))] {
+    for (what, request) in [("a video", film), ("two replies", two), ("an unknown token", request(&[3, 100_000], 1))] {
         assert_eq!(refused(&worker, request).await.0, invalid, "{what}");
     }
     worker.cleanup().await.expect("the worker shuts down");
@@ -161,7 +161,7 @@ async fn a_reply_follows_the_requests_scores_stops_and_limits() {
     let scored = asked(scored).await.expect("the worker answers");
     assert_eq!(tokens(&scored), ids, "scores change no token");
     for chunk in scored.iter().filter(|chunk| chunk.finish_reason.is_none()) {
-        let (own, top) = (chunk.log_probs.as_ref().expect("scores"), chunk.top_logprobs.as_ref().expect("others"));
+        let (own, top) = (chunk.log_probs.as_ref().expect("scores"), chunk.top_logprobs.as_ref().expect("top scores"));
         assert!(
             own.len() == 1 && top[0].len() == 2 && top[0][0].token_id == chunk.token_ids[0],
             "the greedy token has the best score"

@@ -20,7 +20,7 @@ struct Sizes {
     static constexpr bool PAGED = PAGED_;
     static constexpr bool SPLIT = SPLIT_;
     static constexpr bool E4M3 = E4M3_;
-    // Two tiles of queries of more than 128 elements leave no room for keys and values.
+    // Two tiles of queries of more than 128 elements leave no space for keys and values.
     static constexpr uint32_t QUERY_STAGES = D > 128 ? 1 : STAGES;
     static constexpr int KEYS = KEYS_;  // per step
     static constexpr int QUERIES = 64 * MULTIPLIERS;

@@ -201,7 +201,7 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
     constexpr uint32_t ROUND = QUERY_THREADS / PIECES;
     const uint32_t piece = thread % PIECES;
     const uint32_t chunk = piece / (S::CHUNK / 8);
-    const bool is_of_head = piece < S::D / 8;  // otherwise, the piece is zero padding after the head
+    const bool is_of_head = piece < S::D / 8;  // otherwise, the piece is zeros after the head
     const uint32_t round_rows = ROUND / arguments.group;
     const uint32_t round_heads = ROUND % arguments.group;
     Jobs<S> jobs(arguments);

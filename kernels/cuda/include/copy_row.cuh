@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_row(const void* from, void* to, uint32_t by
     }
 }
 
-// Fills `bytes` (a multiple of 2) with one bit pattern: zeros, or ones, which are a NaN
+// Fills `bytes` (a multiple of 2) with one bit pattern: all bits 0, or all bits 1, which is a NaN
 // in every float type.
 __device__ __forceinline__ void fill_row(void* to, uint32_t bytes, uint32_t pattern) {
     if (aligned_to(reinterpret_cast<uint64_t>(to) | bytes, 16)) {

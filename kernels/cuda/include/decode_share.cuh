@@ -87,7 +87,8 @@ struct DecodeShare {
     uint32_t before;    // start of that sequence on the line
     // A run takes one place per key block, rounded up to a multiple of `multiple`, plus `gap`.
     uint32_t multiple, gap;
-    uint32_t all;            // key blocks of the whole line, or slightly more
+    // Number of key blocks of all runs. If find_even_share does not apply, their gaps are included.
+    uint32_t all;
 
     // Places on the line that a run of the sequence takes.
     __device__ __forceinline__ uint32_t run_length(const DecodeSequence& of) const {
@@ -213,7 +214,7 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
     if (runs == 0 || runs > gridDim.x) {
         return cut;
     }
-    const uint32_t of_a_run = gridDim.x / runs;  // most pieces of a run
+    const uint32_t of_a_run = gridDim.x / runs;  // maximum number of pieces of a run
     const uint32_t fitting = max(piece, (longest + of_a_run - 1) / of_a_run);
     if (fitting >= below) {
         return cut;

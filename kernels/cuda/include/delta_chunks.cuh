@@ -16,7 +16,7 @@
 // The first kernel computes K, Q, C, b, T and P of all chunks in parallel, and the second kernel
 // computes the rest. All exponents are at most 0, because C decreases from token to token. A chunk
 // ends where a snapshot is taken. Rows after the end of a chunk are zeros with a strength and a log
-// decay of 0, which changes nothing.
+// decay of 0, so they do not change the state.
 //
 // Operands of the tensor cores are f16 for every type of activations. Normalized keys, normalized
 // queries and T are at most 1 in magnitude (T is part of a product of contractions), and f16 has
@@ -38,7 +38,7 @@ using contract::gated_delta::KEY_DIM;
 using Core = TensorCoreElement<__half>;
 
 constexpr uint32_t TILE = 16;
-constexpr uint32_t BLOCKS = CHUNK / TILE;  // blocks of 16 tokens in a chunk, one per warp of a half
+constexpr uint32_t BLOCKS = CHUNK / TILE;  // 16-token blocks of a chunk, one per warp of each half
 constexpr uint32_t HALF_WARPS = BLOCKS;    // warps in each half of the thread block
 constexpr uint32_t PIECE = 8;              // elements of 16 bytes
 static_assert(CHUNK_THREADS == 2 * HALF_WARPS * WARP, "a thread block has two halves");

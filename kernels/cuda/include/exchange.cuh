@@ -103,9 +103,9 @@ __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint
         const uint32_t* theirs = &own->arrived[meeting][blockIdx.x][threadIdx.x];
         const uint64_t start = nanoseconds();
         // Only `epoch` and `epoch + 1` count as arrived: the other rank cannot arrive at a
-        // collective beyond the next one before this rank has finished this one. The stored epoch
-        // may be from long ago, when a launch last had this many blocks, and may be larger than
-        // `epoch` because the epoch has wrapped since.
+        // collective beyond the next one before this rank has finished the current collective. The
+        // stored epoch may be from long ago, when a launch last had this many blocks, and may be
+        // larger than `epoch` because the epoch has wrapped since.
         while (load_acquire(theirs) - epoch > 1) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
                 record_timeout(all, threadIdx.x);

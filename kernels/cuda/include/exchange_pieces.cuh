@@ -12,7 +12,8 @@ constexpr uint32_t PIECE = 4;
 
 // Announces to the same block of the other ranks that `pieces` pieces of this collective have been
 // written. A release is cumulative: everything that any thread wrote before the barrier is ordered
-// before the release. Only the first threads wait until those writes have arrived.
+// before the release. Only the threads that release (one for each other rank) wait until those
+// writes have arrived.
 __device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     __syncthreads();
     if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {

@@ -34,8 +34,8 @@ __device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epo
 // in time, or if an earlier wait has failed.
 __device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
     const Pushed* own = pushed(all, all.rank, from, epoch, at);
-    // The clock and the failure flag are checked only every POLLS_PER_CHECK polls, because either check takes
-    // longer than a poll of the data.
+    // The clock and the failure flag are checked only every POLLS_PER_CHECK polls, because either
+    // check takes longer than a poll of the data.
     constexpr uint32_t POLLS_PER_CHECK = 64;
     uint64_t start = 0;
     for (uint32_t looks = 1;; ++looks) {

@@ -1,6 +1,6 @@
-// Tiles of places (Hopper). A place is a token row that is routed to an expert. Places are sorted
-// by expert, and all places of a tile belong to one expert. Every block computes the list of tiles
-// itself.
+// Tiles of places (Hopper). A place is a position in the list of all choices sorted by expert
+// (experts.cu), and all places of a tile belong to one expert. Every block computes the list of
+// tiles itself.
 #pragma once
 
 #include "contract.cuh"
@@ -10,7 +10,7 @@
 // ID of the named barrier of the block's first 128 threads, which count the tiles.
 constexpr uint32_t WARPGROUP_MEETS = 1;
 
-// A count for each expert, and the sum of the counts of all experts before it.
+// For each expert, the sum of the counts of all experts before it. `sum_up` defines the count.
 struct ExpertSums {
     static constexpr uint32_t EXPERTS_MAX = contract::experts::EXPERTS_MAX;
     static constexpr uint32_t COUNTERS = 128;

@@ -28,8 +28,8 @@ __device__ __forceinline__ uint2 neighbours(uint32_t low, uint32_t high) {
 // layout of tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
 // of up. Otherwise, each product is multiplied by the factor of its place in `by`. The sums are
 // rounded and packed into words; then words with one feature of two places are transposed into
-// words with two features of one place, and a lane stores four features at once. `out` is aligned
-// to eight bytes, and `features` is a multiple of 8.
+// words with two features of one place, and a lane stores four features at once (two if gated).
+// `out` is aligned to eight bytes, and `features` is a multiple of 8.
 template <typename Element, uint32_t GROUPS, bool GATED>
 __device__ __forceinline__ void write_places(const float (&c)[GROUPS][4], const float (&by)[GROUPS][2], const Tile& tile,
                                              uint32_t first_feature, uint32_t warp, uint32_t features, Element* out) {

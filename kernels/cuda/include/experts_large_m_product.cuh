@@ -1,4 +1,4 @@
-// GEMMs of many rows with the weights of their experts on Hopper (sm_90a only): prompt steps.
+// GEMMs of many rows with the weights of their experts on Hopper (sm_90a only), for prompt steps.
 // Tiles, the ring and the order of warpgroups are as in gemm_large_m.cu.
 //
 // gated_experts_large_m_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
@@ -129,7 +129,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
     const uint32_t steps = (arguments.in + DEPTH<Format> - 1) / DEPTH<Format>;
     Producer<Pipeline> producer{{}, barriers};
     LargeMRing& ring = producer.ring;
-    uint32_t under_way = 0, landed = 0;  // number of stages with unfinished copies, and the first of them
+    // Number of stages with unfinished copies, and the first of these stages.
+    uint32_t under_way = 0, landed = 0;
     const auto say = [&] {
         publish_writes();
         barrier_arrive(shared_address(&barriers.full[landed]));
@@ -246,7 +247,7 @@ struct ExpertScales {
     static constexpr uint32_t QUARTERS = WIDTH * (GATED ? 2 : 1) / 64;
     const typename Format::Scales& scales;
     const uint32_t features, column, end;  // rows of the weight
-    uint32_t first[2];                     // first rows of the weight: of the features, or of gate and up
+    uint32_t first[2];                     // first weight rows: of the features, or of gate and up
     uint32_t of_x[2];                      // rows of x, or the start of their scales
     uint32_t of_weight[QUARTERS];          // start of the weight's scales
     float x[2], weight[QUARTERS];

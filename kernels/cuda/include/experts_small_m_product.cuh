@@ -3,7 +3,8 @@
 //
 // gated_experts_small_m_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
 //                                      (SwiGLU, arXiv 2002.05202)
-// experts_small_m_<type>_r<PLACES>         out[place] = router weight of the choice * (x[place] * w^T)
+// experts_small_m_<type>_r<PLACES>
+//                                      out[place] = router weight of the choice * (x[place] * w^T)
 //
 // experts_small_m_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
 // `_e4m3_blocks` and `_e4m3_rows` as in gemm_small_m_e4m3.cu.
@@ -17,10 +18,11 @@
 // An item is a tile of places and a tile of 64 rows of the weight (gated: 32 of gate and 32 of up,
 // alternating in groups of eight). Blocks take equal numbers of items in the order of
 // expert_walk.cuh, so that most of a block's items have the same tile of places. The block keeps
-// that tile's rows of x in shared memory, with all of their columns. One warp copies weights as far
-// ahead as there are stages, also beyond the end of an item; a warpgroup multiplies. The weight is
-// the M operand of wgmma, and x is the N operand. Weights that only one tile reads are the first to
-// be evicted from the L2 cache, so that weights that several tiles read stay there.
+// that tile's rows of x in shared memory, with all of their columns. One warp copies weights into a
+// ring of stages, and a warpgroup multiplies. The copying warp fills every free stage, so it may
+// copy weights of the next item while the warpgroup multiplies the current item. The weight is the
+// M operand of wgmma, and x is the N operand. Weights that only one tile reads are the first to be
+// evicted from the L2 cache, so that weights that several tiles read stay there.
 
 #pragma once
 

@@ -1,5 +1,5 @@
 // Thread block clusters of Hopper (sm_90a): multicast copies, barriers across blocks,
-// and bulk tensor copies from shared to device memory. After the PTX ISA manual,
+// and bulk tensor copies from shared to device memory. Source: the PTX ISA manual,
 // sections on clusters and cp.async.bulk.tensor.
 #pragma once
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void send_to(uint32_t rank, uint32_t at, uint32_t bar
         : "memory");
 }
 
-// `barrier_wait` for data that blocks of the cluster have sent.
+// Like `barrier_wait`, but also makes data visible that other blocks of the cluster have sent.
 __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -102,8 +102,8 @@ __device__ __forceinline__ void copy_box_to(uint16_t blocks, uint32_t destinatio
         : "memory");
 }
 
-// Starts the copy of a box from shared memory, as one group. Elements outside the
-// tensor are not written.
+// Starts the copy of a box from shared memory to the tensor, as one bulk group. Elements outside
+// the tensor are not written.
 __device__ __forceinline__ void store_box(const TensorMap& map, uint32_t source, int32_t x, int32_t y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2,%3}], [%1];\n"
                  "cp.async.bulk.commit_group;" ::"l"(&map),

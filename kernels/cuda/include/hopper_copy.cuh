@@ -1,5 +1,5 @@
 // Hopper's asynchronous hardware (sm_90a): barriers that count bytes, bulk tensor copies (TMA),
-// named barriers for a part of a thread block, and the register budget of a warpgroup. After the
+// named barriers for a part of a thread block, and the register budget of a warpgroup. Source: the
 // PTX ISA manual, sections on mbarrier, cp.async.bulk.tensor and setmaxnreg.
 #pragma once
 

@@ -1,27 +1,31 @@
-// Warp-specialized pipeline of the Hopper GEMMs (sm_90a), modeled on the persistent GEMMs of CUTLASS
-// 3. A ring of stages in shared memory holds the operands of K steps. One warpgroup, or one thread
-// of it, is the producer: it waits for a free stage and starts the copies of a step to that stage.
-// The other warpgroups are consumers: they wait until a stage is full, multiply, and release the
-// stage. After the last step of a tile, a consumer hands its sums over to the epilogue, which writes
-// them out while the producer already copies the steps of the next tile.
+// Warp-specialized pipeline of the Hopper GEMMs (sm_90a), modeled on the persistent GEMMs of
+// CUTLASS 3. A ring of stages in shared memory holds the operands of K steps. One warpgroup, or one
+// thread of it, is the producer: it waits for a free stage and starts the copies of a step to that
+// stage. The other warpgroups are consumers: they wait until a stage is full, multiply, and release
+// the stage. After the last step of a tile, a consumer hands its sums over to the epilogue, which
+// writes them out while the producer already copies the steps of the next tile.
 //
-// The kernel supplies how a tile is found, what a step copies, what is done with the sums of a step,
-// and what the epilogue stores. It describes its pipeline by a struct with these members:
+// The kernel contains the code that selects the next tile, copies a step, processes the sums of a
+// step, and stores the results in the epilogue. It describes its pipeline by a struct with these
+// members:
 //
 //   Ring       position in the ring, or a reference to one: FixedRing, or a type with its members
 //   Barriers   the barriers of all stages in shared memory: RingBarriers
-//   X_BYTES    bytes of each consumer's rows of x, with which a stage begins
-//   BLOCKS     blocks of the cluster, which copy to each other's stages
+//   X_BYTES    bytes of each consumer's rows of x, which come first in a stage
+//   BLOCKS     number of blocks in the cluster, which copy to each other's stages
 //   CONSUMERS  consumer warpgroups per block
 //   RELEASE    how a consumer releases a stage
 //   LEAD       steps by which the first consumer is ahead of the second, so that one consumer
 //              multiplies while the other writes out
 //   BEGIN      ID of the named barrier at which the second consumer starts
 //
-// These choices keep the machine code that was measured; other choices make the compiler order the
-// registers of the loops differently. A kernel chooses whether Ring is a reference. Kernels
-// initialize their barriers and divide their warpgroups themselves. No part is a lambda. add_steps
-// calls `lead` before the ring advances, and end_step calls `lead` after the ring advances.
+// The following details keep the machine code the same as when the kernels were measured. If they
+// change, the compiler orders the registers of the loops differently:
+// - each kernel chooses whether Ring is a reference;
+// - kernels initialize their barriers and divide their warpgroups themselves;
+// - no part of the pipeline is a lambda;
+// - add_steps calls `lead` before the ring advances, and end_step calls `lead` after the ring
+//   advances.
 #pragma once
 
 #include <cstdint>

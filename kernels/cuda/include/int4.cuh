@@ -1,18 +1,18 @@
 // Weights of 4-bit integers by groups of columns.
 //
-// weight  blocks of 16 rows; a block has a unit of 16 bytes for each row of each 32 columns
+// weight  blocks of 16 rows; a block has a unit of 16 bytes for each row and each 32 columns
 // scales  [features, groups]            in the activation type, one for each group of columns
 // zeros   [features, groups]            u8, or null: every zero point is 8
 //
-// The unit of row `r` of a block and of its columns from `32 * s` on has the number 16 * s + (r ^ 2 *
-// (s % 4)). So blocks are read in order, and lanes that read units of adjacent rows and columns from a
-// copy in shared memory hit different banks. A unit has four words of 8 adjacent columns.
+// The unit of row `r` of a block and of the 32 columns from `32 * s` on has the index 16 * s +
+// (r ^ 2 * (s % 4)) in the block. So blocks are read in order, and lanes that read units of
+// adjacent rows and columns from a copy in shared memory hit different banks. A unit has four words
+// of 8 adjacent columns.
 //
 // An element is (integer - zero point) * scale: the difference is exact, and the product is rounded
-// once to the activation type. The integers of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7 of its
-// columns, from the lowest bits on. So a shift of the word and one logic instruction give two
-// adjacent columns as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024,
-// arXiv 2408.11743).
+// once to the activation type. From the lowest bits on, a word has the integers of its columns 0,
+// 2, 4, 6, 1, 3, 5, 7. So a shift of the word and one logic instruction give two adjacent columns
+// as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,8 +26,8 @@ __device__ __forceinline__ uint32_t unit_of(uint32_t row, uint32_t strip) {
     return (strip * BLOCK_ROWS + (row ^ 2 * (strip % 4))) * UNIT_BYTES;
 }
 
-// The number whose mantissa's lowest bits have the value of an integer, in both halves of a word.
-// The sum of this number and an integer below 16 is exact.
+// BASE is a number whose lowest mantissa bit is worth 1, in both halves of a word. Writing an
+// integer below 16 into the lowest bits of BASE adds the integer exactly.
 template <typename Element>
 struct Int4;
 

@@ -12,7 +12,7 @@ using contract::gemm_large_m::THREADS;
 using contract::gemm_large_m::TILE_ROWS;                      // rows of x in a tile
 using contract::gemm_large_m::TILE_WEIGHTS;                   // rows of the weight in a tile
 constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;  // blocks per cluster, stacked along the rows
-// Rows of the weight that a block copies, and in one E4M3 product.
+// Number of rows of the weight that a block copies, and that one E4M3 product reads.
 constexpr uint32_t HALF = TILE_WEIGHTS / 2;
 constexpr uint32_t X_BYTES = TILE_ROWS * STEP_ROW_BYTES;      // 16 KiB per step
 constexpr uint32_t HALF_BYTES = HALF * STEP_ROW_BYTES;        // 16 KiB

@@ -142,7 +142,7 @@ __device__ __forceinline__ float2 held_pair(uint32_t boxes, uint32_t tile, uint3
 }
 
 // Calls `take(sum, held)` for each of this thread's sums, where `held` is the previous contents of
-// the output. They are in two stages of 128 columns each.
+// the output. The previous contents are in two stages of 128 columns each.
 template <typename T, typename Pipeline, typename Take>
 __device__ __forceinline__ void take_held(const Consumer<Pipeline>& consumer, float (&sums)[32][4], const Take& take) {
 #pragma unroll
@@ -178,9 +178,9 @@ __device__ __forceinline__ void copy_held(const Producer<Pipeline>& producer, co
     }
 }
 
-// Copies all tiles' operands, step by step, into the ring. Called by one thread. The previous
-// contents of a tile come before its steps with HELD_FIRST, otherwise after them. E4M3 tiles have
-// them last, because their sums are scaled before the contents are added.
+// Copies all tiles' operands, step by step, into the ring. Called by one thread. With HELD_FIRST,
+// the previous contents of a tile are copied before its steps, otherwise after its steps. E4M3
+// kernels copy the previous contents last, because sums are scaled before the contents are added.
 template <typename Pipeline, Kind KIND, uint32_t DEPTH, bool HELD_FIRST>
 __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const TensorMap& out,
                                      const Arguments& arguments, uint32_t shared,

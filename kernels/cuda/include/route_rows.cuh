@@ -1,5 +1,5 @@
 // The choice of a row's experts by a warp, and the sorting of choices by expert within a block.
-// For blocks of contract::route::THREADS.
+// For blocks of contract::route::THREADS threads.
 #pragma once
 
 #include "block.cuh"
@@ -160,8 +160,8 @@ struct Sort {
                                         uint32_t* loads) {
         for_each(first, last, chosen, [](uint32_t, uint32_t, uint32_t) {});
         __syncthreads();
-        // `all` is the number of choices of this expert in all rows, `before` the number in the
-        // rows of earlier blocks.
+        // `all` is the number of choices of this expert in all rows, and `before` is the number in
+        // the rows of earlier blocks.
         const uint32_t expert = threadIdx.x;
         uint32_t all = sum_warps(), before = 0;
         if (counts != nullptr && expert < experts) {

@@ -211,11 +211,11 @@ private:
     }
 };
 
-// Processes a tile that only the blocks of one cluster share, each block a range of its columns.
-// SHARERS warpgroups have sums of the same rows of the tile, and divide the rows of x among
-// themselves. Each warpgroup adds up and writes the sums of its own rows of x, and sends its sums
-// for the other rows to the warpgroups that have these rows. A block calls this function at most
-// once, so that received sums are never overwritten.
+// Processes a tile that is shared by the blocks of one cluster and no other blocks. Each block
+// processes a range of the tile's columns. SHARERS warpgroups have sums of the same rows of the
+// tile, and divide the rows of x among themselves. Each warpgroup adds up and writes the sums of
+// its own rows of x, and sends its sums for the other rows to the warpgroups that have these rows.
+// A block calls this function at most once, so that received sums are never overwritten.
 template <typename Format, uint32_t ROWS, bool GATED, uint32_t SHARERS>
 __device__ __forceinline__ void multiply_together(const Arguments<Format>& arguments, Steps<Format, ROWS>& steps,
                                                   uint32_t tile, uint32_t first, uint32_t last) {

@@ -1,7 +1,7 @@
 // Matrix products of a Hopper warpgroup (wgmma, sm_90a): C [64, N] += A [64, 16] * B [16, N] (in
 // E4M3, A [64, 32] * B [32, N]), with sums in f32. Products are asynchronous: they are started, and
 // `products_wait` waits for them. B is in shared memory, A in shared memory or in registers. C has
-// the layout of tensor_core.cuh, 16 rows per warp: c[j] has the columns from 8 * j on. After the
+// the layout of tensor_core.cuh, 16 rows per warp: c[j] has the columns from 8 * j on. Source: the
 // PTX ISA manual, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
@@ -35,8 +35,8 @@ struct Swizzle<16> {
 };
 
 // The constant part of a matrix descriptor: `across` is the number of bytes from one chunk of
-// columns to the next (used only if the product runs down the rows), `down` the number of bytes
-// from 8 rows to the next 8.
+// columns to the next (used only if the product sums down a column, as for B in `gather`), and
+// `down` is the number of bytes from 8 rows to the next 8.
 template <int CHUNK>
 __host__ __device__ constexpr uint64_t matrix_layout(uint32_t across, uint32_t down) {
     return (Swizzle<CHUNK>::KIND << 62) | (static_cast<uint64_t>(down >> 4) << 32) |
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint64_t matrix_at(uint64_t layout, uint32_t address)
 // Orders earlier accesses to the registers of the products before the products.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// Makes the products that were started since the last call one group.
+// Combines the products that were started since the last call into one group.
 __device__ __forceinline__ void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Waits until at most `GROUPS` groups are unfinished.
@@ -115,8 +115,8 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // C [64, N] = A * B^T, or += if `add`. A [64, DEPTH] and B [N, DEPTH] are in shared memory, and the
-// product runs along their rows. The macro parameters A, B and ADD are the numbers of the operands
-// after those of C. END is the text after the last operand: two flags, whether A and B are
+// product sums along their rows. The macro parameters A, B and ADD are the numbers of the operands
+// after those of C. END is the text after the last operand: two flags that say whether A and B are
 // transposed. The E4M3 instructions do not take these flags.
 #define BURSAR_MULTIPLY_DEEP(TYPE, DEPTH, END, N, NAMES, A, B, ADD, ...)                                               \
     static __device__ __forceinline__ void multiply(float (&c)[N / 8][4], uint64_t a, uint64_t b, int add) {           \
@@ -131,7 +131,7 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 #define BURSAR_MULTIPLY_E4M3(...) BURSAR_MULTIPLY_DEEP("e4m3", "k32", "", __VA_ARGS__)
 
 // C [64, N] += A * B. A [64, 16] is in registers, which are the operands A0 to A3; B [16, N] is in
-// shared memory. The product runs along A's rows and down B's columns.
+// shared memory. The product sums along A's rows and down B's columns.
 #define BURSAR_GATHER(TYPE, N, NAMES, A0, A1, A2, A3, B, ...)                                                          \
     static __device__ __forceinline__ void gather(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {          \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, {%" #A0 ", %" #A1  \

@@ -127,9 +127,9 @@ pub struct PagedSequences<'m> {
     /// with a separate kernel for such sequences use it. With a value below the true number, the
     /// result is correct but slower to compute.
     pub single_rows: usize,
-    /// Whether sequences of one row may be adjacent rows of one text, as drafted tokens are. Such a row
-    /// attends to tokens that other rows of this step have written, so no backend may read the cache
-    /// before these writes have ended.
+    /// `true` if sequences of one row may be adjacent rows of one text, as drafted tokens are. Such
+    /// a row attends to tokens that other rows of this step have written, so no backend may read
+    /// the cache before these writes have ended.
     pub has_linked_rows: bool,
     /// Number of query-key pairs of causal attention without a window, over all sequences. The
     /// arithmetic work of attention without a window is proportional to this number.
@@ -137,7 +137,7 @@ pub struct PagedSequences<'m> {
 }
 
 /// Computes causal attention: row `r` of a sequence's `n` rows attends to that sequence's first
-/// `context - n + r + 1` tokens, or with a window only to the last of these tokens.
+/// `context - n + r + 1` tokens, or, with a window, only to the last `window` of these tokens.
 #[non_exhaustive]
 pub struct AttentionPaged<'a> {
     /// `[tokens, heads * head_dim]` activations; a gap between rows is allowed.
@@ -147,8 +147,8 @@ pub struct AttentionPaged<'a> {
     /// Factor on the dot products of queries and keys.
     pub scale: f32,
     /// Maximum number of tokens that a row attends to, including its own, at least 1. `None` means
-    /// all. Blocks of a sequence before the block with the first token that one of its rows attends
-    /// to are not read, and neither are their entries in the block table.
+    /// all. A sequence's blocks before the first block that one of its rows attends to are not
+    /// read, and neither are the entries of these blocks in the block table.
     pub window: Option<usize>,
     /// The layer's keys and values, including those that this step has written. If every sequence
     /// has one row, the tokens before that row may be read before the preceding operation has

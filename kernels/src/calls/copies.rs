@@ -78,7 +78,7 @@ impl Pieces {
     }
 
     pub(crate) fn slot(&self, slot: u32) -> *mut u8 {
-        // `wrapping_add`, because `ops::copy_blocks` checks the slot against the bounds.
+        // `wrapping_add` needs no `unsafe`. `ops::copy_blocks` checks that the slot is in bounds.
         self.host.wrapping_add(self.bytes(slot).as_usize())
     }
 

@@ -64,7 +64,8 @@ pub struct AddRows<'a> {
 pub struct FillRandom<'a> {
     /// Equal seeds give equal numbers.
     pub seed: u64,
-    /// Elements from the start of a row of the whole matrix to the start of the next.
+    /// Number of elements from the start of one row to the start of the next row in the complete
+    /// matrix, of which `out` may be a part.
     pub pitch: usize,
     /// Factor on each element's integer sum: the requested standard deviation divided by the
     /// standard deviation of the sum.

@@ -14,7 +14,8 @@ pub(super) fn attention_packed(threads: &Threads, call: AttentionPacked<'_>) {
     let (heads, head_dim) = (call.heads, call.head_dim);
     let (qkv, starts) = (Rows::<f32>::of(&call.qkv), indices(&call.starts));
     assert_packed(starts, call.out.rows());
-    // For each tile of queries: the first row and the end of its sequence, and the tile's first row.
+    // For each tile of queries: the first row of its sequence, the end of its sequence, and the
+    // tile's first row.
     let tiles: Vec<(usize, usize, usize)> = starts
         .windows(2)
         .map(|bounds| (bounds[0] as usize, bounds[1] as usize))

@@ -21,7 +21,7 @@ struct Item {
     rows: Range<usize>,
     heads: Range<usize>,
     kv_head: usize,
-    /// Number of tokens up to the first row's own token. Each later row has one more.
+    /// Number of tokens up to the first row's own token. Each later row has one more token.
     context: usize,
 }
 
@@ -92,7 +92,7 @@ fn items(call: &AttentionPaged<'_>) -> Vec<Item> {
     let rows_step = CPU_TILE_QUERIES / heads_step;
     let rows = call.queries.rows();
     let covers = starts[0] == 0 && starts[starts.len() - 1] as usize == rows;
-    assert!(starts.is_sorted() && covers, "the sequences have the rows {starts:?} of {rows}");
+    assert!(starts.is_sorted() && covers, "query_starts are {starts:?}; expected ascending values from 0 to {rows}");
     let mut items = Vec::new();
     for (sequence, (bounds, context)) in starts.windows(2).zip(contexts).enumerate() {
         let (first, end, context) = (bounds[0] as usize, bounds[1] as usize, *context as usize);
@@ -118,7 +118,7 @@ fn items(call: &AttentionPaged<'_>) -> Vec<Item> {
     items
 }
 
-/// Writes zeros to the output of padding, which are the rows of sequences without a context.
+/// Writes zeros to the output rows of padding sequences, which have no context.
 fn fill_padding(call: &AttentionPaged<'_>, out: &Output<'_>) {
     let starts = indices(&call.sequences.query_starts);
     let contexts = indices(&call.sequences.context_lengths);

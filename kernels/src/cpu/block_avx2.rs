@@ -1,11 +1,11 @@
-//! The arithmetic of `block_dot` for AVX2, with the same operations in the same order. It is written
-//! with intrinsics, because the compiler vectorizes the portable version badly.
+//! The arithmetic of `block_dot` for AVX2, with the same operations in the same order. The code
+//! uses intrinsics, because the compiler vectorizes the portable version badly.
 
 use std::arch::x86_64::*;
 
 use crate::blocks::{BLOCK_GROUP, Block, GroupedRow, HalfToF32, Unpacked};
 
-/// The conversion of the CPU. It is only for functions that are compiled for F16C.
+/// Conversion by the CPU's F16C instruction, only for functions that are compiled for F16C.
 struct F16c;
 
 impl HalfToF32 for F16c {

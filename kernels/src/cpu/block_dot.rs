@@ -110,8 +110,8 @@ mod tests {
         });
         for kind in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K] {
             let mut blocks: Vec<u8> = (0..5 * kind.bytes_of(columns)).map(|_| random()).collect();
-            // The exponents of all f16 numbers are made finite: bytes at odd offsets below 4, and the
-            // last byte, are the high bytes of such numbers.
+            // Clears bits in the exponent of each f16 number, so that all these numbers are finite.
+            // Their high bytes are at offsets 1 and 3 or, in Q6_K, in the last byte of a block.
             for block in blocks.chunks_exact_mut(kind.bytes()) {
                 [1, 3, kind.bytes() - 1].into_iter().for_each(|at| block[at] &= 0xbb);
             }

@@ -16,7 +16,7 @@ pub(super) fn embed(threads: &Threads, call: Embed<'_>) {
         InputToken::Known(id) => look_up(&call, id, out),
         InputToken::Unseen(unseen) => {
             let row = unseen.row as usize;
-            assert!(row < previous.len(), "row {row} of {} choices of the step before", previous.len());
+            assert!(row < previous.len(), "row {row} of {} choices of the previous step", previous.len());
             match previous[row] {
                 NO_CHOICE => out.fill(0.0),
                 id => look_up(&call, id, out),

@@ -20,12 +20,12 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
     let (rows, features) = (call.out.rows(), call.out.columns());
     // Rows are quantized as a whole, but a panel has only some columns of a row, so quantization
     // needs the unquantized rows.
-    let room;
+    let reshaped;
     let plain = match &call.out.plain {
         Some(plain) => plain,
         None => {
-            room = call.gated.reshape([rows, features]);
-            &room
+            reshaped = call.gated.reshape([rows, features]);
+            &reshaped
         }
     };
     let out = Output::of(plain);
@@ -220,22 +220,22 @@ impl Panels<'_> {
         }
     }
 
-    /// Returns the rows of both parts as `f32`: the weight itself, or a copy widened into `room`.
-    /// If there is only one part, both entries of the result are that part.
+    /// Returns the rows of both parts as `f32`: the weight itself, or a copy widened into
+    /// `scratch`. If there is only one part, both entries of the result are that part.
     #[inline(always)]
-    fn panel<'p>(&'p self, first: [usize; 2], rows: usize, room: &'p mut [f32]) -> [&'p [f32]; 2] {
+    fn panel<'p>(&'p self, first: [usize; 2], rows: usize, scratch: &'p mut [f32]) -> [&'p [f32]; 2] {
         if self.weight.dtype() == DType::F32 {
             let all = Rows::<f32>::of(&self.weight.data).all();
             return first.map(|first| &all[first * self.weight.columns()..][..rows * self.weight.columns()]);
         }
         let columns = self.weight.columns();
         for (part, first) in first.into_iter().take(self.parts).enumerate() {
-            let room = &mut room[part * rows * columns..][..rows * columns];
-            for (at, out) in room.chunks_exact_mut(columns).enumerate() {
+            let scratch = &mut scratch[part * rows * columns..][..rows * columns];
+            for (at, out) in scratch.chunks_exact_mut(columns).enumerate() {
                 self.widen(first + at, out);
             }
         }
         let last = (self.parts - 1) * rows * columns;
-        [&room[..rows * columns], &room[last..][..rows * columns]]
+        [&scratch[..rows * columns], &scratch[last..][..rows * columns]]
     }
 }

@@ -28,8 +28,9 @@ impl<'a> Int4Weight<'a> {
     pub(super) fn of(weight: &'a Weight<'_>) -> Option<Self> {
         let scales = weight.scales.as_ref().filter(|_| weight.dtype() == DType::U4)?;
         let bytes = weight.data.bytes().as_usize();
-        // SAFETY: the tensor's creator guarantees that its bytes are valid, the op layer has checked
-        // that its rows are contiguous, and nothing writes an operand while the operation runs.
+        // SAFETY: the tensor's creator guarantees that its bytes are valid, the op layer has
+        // checked that its rows are contiguous, and nothing writes an operand while the operation
+        // runs.
         let words = unsafe { slice::from_raw_parts(host_bytes(&weight.data), bytes) };
         let factors = &scales.factors;
         Some(Int4Weight {
@@ -52,7 +53,8 @@ impl<'a> Int4Weight<'a> {
             for (group, out) in out.chunks_exact_mut(self.group).enumerate() {
                 let zero_point = self.zero_points.as_ref().map_or(int4::ZERO_POINT, |all| all.row(row)[group]);
                 let (scale, kept) = self.scales.at(row, group);
-                // A group has at least 32 elements and only 16 possible values, so the values are computed once.
+                // A group has at least 32 elements but only 16 possible values, so each value is
+                // computed once.
                 let elements = int4::elements(scale, zero_point, kept);
                 let strips = out.as_chunks_mut::<{ int4::STRIP_COLUMNS }>().0;
                 strips.iter_mut().zip(&mut units).for_each(|(out, unit)| look_up(unit, &elements, out));

@@ -1,4 +1,4 @@
-//! The GEMM with a weight, panel by panel, by the `gemm` crate that candle uses.
+//! The GEMM with a weight, panel by panel. Uses the `gemm` crate, as candle does.
 
 use std::ops::Range;
 
@@ -83,7 +83,7 @@ fn panel_weight<'a>(
 /// Computes the panel's columns of the output, or adds to them.
 fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
-    assert_eq!(weight.len(), columns.len() * in_features, "the panel is whole");
+    assert_eq!(weight.len(), columns.len() * in_features, "the panel has all columns of its rows");
     let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
     // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the op layer has

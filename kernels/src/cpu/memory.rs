@@ -7,7 +7,8 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 use super::threads::Threads;
 use crate::{DType, Element, Tensor};
 
-/// End of host addresses on current machines. A dry workspace returns addresses far above it.
+/// End of host addresses on current machines. A dry workspace, which has no memory, returns
+/// addresses far above this end.
 const HOST_ADDRESSES_END: u64 = 1 << 56;
 
 /// Returns the address of the first element of `tensor`. Panics if `tensor` is not in host memory
@@ -21,7 +22,7 @@ pub(super) fn start_of<E: Element>(tensor: &Tensor<'_>) -> *mut E {
 /// not in host memory.
 pub(super) fn host_bytes(tensor: &Tensor<'_>) -> *mut u8 {
     let address = tensor.address().0;
-    assert!(address < HOST_ADDRESSES_END, "a view that a plan has made, on no memory");
+    assert!(address < HOST_ADDRESSES_END, "the view was made while planning and has no memory");
     address as *mut u8
 }
 
@@ -204,7 +205,7 @@ pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
                 *out = f32::from_bits(u32::from(half.to_bits()) << 16);
             }
         }
-        _ => unreachable!("the front of each operation checks for floating-point weights"),
+        _ => unreachable!("the op layer checks for floating-point weights"),
     }
 }
 
@@ -220,7 +221,7 @@ pub(super) fn add_widened(tensor: &Tensor<'_>, row: usize, weight: f32, out: &mu
         DType::BF16 => {
             out.iter_mut().zip(Rows::<bf16>::of(tensor).row(row).iter().map(|half| half.to_f32())).for_each(add)
         }
-        _ => unreachable!("the front of each operation checks for floating-point weights"),
+        _ => unreachable!("the op layer checks for floating-point weights"),
     }
 }
 

@@ -66,7 +66,7 @@ impl Cpu {
     /// Like [`new`](Cpu::new), as one of several ranks that compute a model together.
     ///
     /// # Panics
-    /// The errors of [`new`](Cpu::new).
+    /// If the operating system refuses to start the threads.
     pub fn linked(threads: usize, link: HostLink) -> Self {
         Cpu { link: Some(link), ..Cpu::new(threads) }
     }

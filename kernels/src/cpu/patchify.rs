@@ -17,8 +17,8 @@ pub(super) fn patchify(threads: &Threads, call: Patchify<'_>) {
     write_rows(threads, &call.out, VALUE_COST, |patch, out| {
         let [picture, row, column] = [0, 1, 2].map(|axis| places.row(axis)[patch] as usize);
         let [first, down, across, given] = [0, 1, 2, 3].map(|number| layout.row(picture)[number] as usize);
-        assert!(row < down && column < across, "patch {row}, {column} of a picture of {down} x {across}");
-        assert!((1..=frames).contains(&given), "a picture of {given} frames, in patches of {frames}");
+        assert!(row < down && column < across, "patch {row}, {column} is outside a picture of {down} x {across}");
+        assert!((1..=frames).contains(&given), "a picture has {given} frames; expected 1 to {frames}");
         let row_bytes = across * side * CHANNELS;
         let frame_bytes = down * side * row_bytes;
         let corner = first + row * side * row_bytes + column * side * CHANNELS;

@@ -16,7 +16,7 @@ pub(super) fn position_grid(threads: &Threads, call: PositionGrid<'_>) {
     write_rows(threads, &call.out, ELEMENT_COST, |patch, out| {
         let [picture, row, column] = [0, 1, 2].map(|axis| places.row(axis)[patch] as usize);
         let [down, across] = [1, 2].map(|number| layout.row(picture)[number] as usize);
-        assert!(row < down && column < across, "patch {row}, {column} of a picture of {down} x {across}");
+        assert!(row < down && column < across, "patch {row}, {column} is outside a picture of {down} x {across}");
         let (rows, columns) = (Between::of(row, down, side), Between::of(column, across, side));
         out.fill(0.0);
         for (row, row_weight) in rows.points() {
@@ -34,7 +34,7 @@ struct Between {
 }
 
 impl Between {
-    /// The position of patch `index` of `count`.
+    /// Returns the position of patch `index` on an axis of `count` patches.
     fn of(index: usize, count: usize, side: usize) -> Self {
         let place = index as f32 * (side - 1) as f32 / (count - 1).max(1) as f32;
         let before = place.floor();

@@ -22,9 +22,9 @@ pub(super) fn round_rows<'x>(threads: &Threads, out: &Rounded<'_>, row: impl Fn(
     });
 }
 
-/// Writes each row of `out` in all its formats. `prepared(row)` returns a function that writes the
-/// row's numbers from a column on. The returned function may be called more than once for the same
-/// numbers. `cost` is the work per number, in multiply-adds.
+/// Writes each row in all formats that `out` requests. `prepared(row)` returns a function that
+/// writes the row's numbers from a column on. The returned function may be called more than once
+/// for the same numbers. `cost` is the work per number, in multiply-adds.
 pub(super) fn write_activations<F: Fn(usize, &mut [f32])>(
     threads: &Threads,
     out: &Activations<'_>,
@@ -71,7 +71,7 @@ impl<'a> RoundedOutput<'a> {
     /// No other thread writes this row.
     #[inline(always)]
     unsafe fn write(&self, row: usize, numbers: impl Fn(usize, &mut [f32])) {
-        let mut room = [0.0; SCALE_BLOCK];
+        let mut buffer = [0.0; SCALE_BLOCK];
         // SAFETY: the caller guarantees that no other thread writes this row.
         let (data, scales) = unsafe {
             let scales = self.quantization.row_scales(self.columns);
@@ -83,7 +83,7 @@ impl<'a> RoundedOutput<'a> {
             Quantization::Rows => {
                 let mut largest = 0.0f32;
                 for first in (0..self.columns).step_by(SCALE_BLOCK) {
-                    let part = &mut room[..SCALE_BLOCK.min(self.columns - first)];
+                    let part = &mut buffer[..SCALE_BLOCK.min(self.columns - first)];
                     numbers(first, part);
                     largest = largest.max(largest_magnitude(part));
                 }
@@ -92,7 +92,7 @@ impl<'a> RoundedOutput<'a> {
             }
         };
         for (group, data) in data.chunks_mut(SCALE_BLOCK).enumerate() {
-            let part = &mut room[..data.len()];
+            let part = &mut buffer[..data.len()];
             numbers(group * SCALE_BLOCK, part);
             let scale = of_row.unwrap_or_else(|| {
                 scales[group] = e4m3_scale(largest_magnitude(part));

@@ -14,7 +14,7 @@ use crate::{
 
 pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     let x = RoundedRows::of(&call.x);
-    let weight = WeightRows::of(&call.weight).expect("a plain weight has another product");
+    let weight = WeightRows::of(&call.weight).expect("an unquantized weight has a separate GEMM");
     let (features, in_features, rows) = (call.weight.rows(), call.weight.columns(), call.x.rows());
     let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));
     let (bias, out) = (call.bias.as_ref().map(widened), Output::of(&call.out));
@@ -22,17 +22,17 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
         let columns = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
         // SAFETY: a worker processes one panel at a time, so nothing else
         // uses this worker's scratch.
-        let (room, panel) = unsafe { scratch.of_worker(worker) }.split_at_mut(in_features);
+        let (x_row, panel) = unsafe { scratch.of_worker(worker) }.split_at_mut(in_features);
         let panel = &mut panel[..columns.len() * in_features];
         for (feature, wide) in columns.clone().zip(panel.chunks_exact_mut(in_features)) {
             weight.widen(feature, wide);
         }
         for row in 0..rows {
-            x.widen(row, room);
+            x.widen(row, x_row);
             // SAFETY: no other panel has these columns, so no other thread writes these elements.
             let out = unsafe { out.part(row, columns.start, columns.len()) };
             for ((feature, out), wide) in columns.clone().zip(out).zip(panel.chunks_exact(in_features)) {
-                let product = weight.product(feature, wide, room, x.scales(row));
+                let product = weight.product(feature, wide, x_row, x.scales(row));
                 *out = if call.accumulate { *out + product } else { product };
                 if let Some(bias) = &bias {
                     *out += bias[feature];
@@ -54,7 +54,7 @@ enum RowScales<'a> {
 
 impl<'a> RoundedRows<'a> {
     pub(super) fn of(x: &'a Activations<'_>) -> Self {
-        let rounded = x.rounded.as_ref().expect("the front rounds activations for a quantized weight");
+        let rounded = x.rounded.as_ref().expect("the op layer quantizes activations for a quantized weight");
         let scales = match rounded.quantization {
             Quantization::Groups | Quantization::Rows => RowScales::Stored(Rows::of(&rounded.scales)),
             Quantization::Fixed(scale) => RowScales::Fixed(scale),

@@ -53,9 +53,9 @@ fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalized:
 /// choice's position in the sorted order.
 fn sort(choices: &mut [u32], places: &mut [u32], starts: &mut [u32]) {
     starts.fill(0);
-    // `next[expert]` is the next free position of an expert. It is stored in the element of
-    // `starts` that finally has the expert's end, which is also the start of the following expert.
-    // After the last choice of the expert, it has that value.
+    // `next[expert]` is the next free position of an expert. It is the element
+    // `starts[expert + 1]`, which must contain the end of the expert's positions on return. It has
+    // that value once all choices of the expert have positions.
     let next = &mut starts[1..];
     places.iter().for_each(|expert| next[*expert as usize] += 1);
     let mut start = 0;

@@ -56,12 +56,12 @@ pub(super) fn sample(threads: &Threads, call: Sample<'_>) {
     }
 }
 
-/// Divides a worker's part of the scratch.
+/// Divides a worker's scratch into the buffers that the choice of a token needs.
 fn activation_scratch(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_> {
     let (weights, share) = share.split_at_mut(2 * vocabulary);
     let (candidates, share) = share.split_at_mut(2 * vocabulary);
     let (changed, tally) = share.split_at_mut(vocabulary);
-    assert!(weights.as_ptr().cast::<f64>().is_aligned(), "shares are aligned to 8 bytes");
+    assert!(weights.as_ptr().cast::<f64>().is_aligned(), "each worker's scratch is aligned to 8 bytes");
     // SAFETY: each slice has the size and alignment of its new type, for which all
     // bit patterns are valid.
     unsafe {
@@ -125,8 +125,9 @@ impl Asked<'_> {
         &self.words[starts[at] as usize..starts[at + 1] as usize]
     }
 
-    /// Replaces tokens that the host did not know when it packed the batch with
-    /// the previous step's choices.
+    /// Returns the ids of `tokens`. When the host packs a batch, it may not know the choices of the
+    /// previous step yet. For such a token, `tokens` has the code of a row of the previous step,
+    /// and the result has the id that was chosen for that row.
     fn seen<'t>(&self, tokens: &'t [u32]) -> Cow<'t, [u32]> {
         let token = |code: &u32| InputToken::of_code(*code);
         if tokens.iter().all(|code| matches!(token(code), InputToken::Known(_))) {

@@ -45,7 +45,8 @@ impl Part {
     }
 }
 
-/// The sequences of a step without padding. Fills the rows of padding in `out` with zeros.
+/// Returns the sequences of a step, without padding sequences. Fills the padding rows of `out` with
+/// zeros.
 ///
 /// Panics if the sequences are inconsistent, which is a bug in the caller.
 fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, columns: usize) -> Vec<Part> {
@@ -91,7 +92,7 @@ fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, c
         assert!(of_all == own, "a slot that a sequence reads is written by another sequence");
     }
     let distinct: std::collections::BTreeSet<_> = written.iter().collect();
-    assert!(distinct.len() == written.len(), "two sequences write the same slot of {}", layer.slots());
+    assert!(distinct.len() == written.len(), "two states are written to the same one of {} slots", layer.slots());
     parts
 }
 

@@ -10,7 +10,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 const COST_PER_THREAD: usize = 1 << 16;
 
 /// Pieces of work per thread, so that a thread that starts late delays the operation less. With 4
-/// pieces, two threads split the 14 panels of a small model's GEMM into 8 and 6.
+/// pieces per thread, two threads would split the 14 panels of a small model's GEMM into 8 and 6.
 const PIECES_PER_THREAD: usize = 16;
 
 pub(super) struct Threads {
@@ -31,7 +31,8 @@ impl Threads {
         Threads { others, count }
     }
 
-    /// Calls `work(worker, item)` once per item, on as many threads as the total `cost` justifies.
+    /// Calls `work(worker, item)` once per item, on as many threads as `cost` justifies. `cost` is
+    /// the work for all items, in multiply-adds.
     ///
     /// `worker` is below the number of threads, and no two calls with the same `worker` run at
     /// the same time. It is unspecified which worker gets an item, so an item's result must not

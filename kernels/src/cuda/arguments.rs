@@ -93,5 +93,5 @@ pub(super) use arguments;
 /// Converts a count or a pitch to the type that kernels take. Panics if the number does not fit.
 /// The op layer has already refused such shapes.
 pub(super) fn count(number: usize) -> u32 {
-    u32::try_from(number).expect("kernels count in 32 bits, and no shape here is larger")
+    u32::try_from(number).expect("the op layer refuses shapes that do not fit in 32 bits")
 }

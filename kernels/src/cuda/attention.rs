@@ -89,14 +89,15 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
     let ring = attention_decode::ring_bytes(head_dim);
     let launch = DecodeLaunch::of(sequences, call.heads, shape.kv_heads, sms).within(shared_most, ring, sms);
     let partials = launch.part_numbers(head_dim) * DType::F32.size();
-    assert!(partials <= call.scratch.bytes().as_usize(), "the target declares the scratch that decoding takes");
+    assert!(partials <= call.scratch.bytes().as_usize(), "decoding needs more scratch than the target declares");
     assert!(launch.workers <= attention_decode::COUNTERS, "no device has this many multiprocessors");
-    // If all sequences have a single row and no two rows belong to the same text, earlier steps have
-    // written the cached tokens before these rows. The kernel may therefore read those tokens before
-    // the preceding kernel has ended.
+    // If all sequences have a single row and no two rows belong to the same text, earlier steps
+    // have written the cached tokens before these rows. The kernel may therefore read those tokens
+    // before the preceding kernel has ended.
     let past_is_there = sequences == call.sequences.context_lengths.rows() && !call.sequences.has_linked_rows;
-    // This project's GEMMs of few rows read their weights with the L2 evict-first hint. Keys and
-    // values should then be read with the same hint.
+    // In a step of few rows, this project's GEMMs read their weights with the L2 evict-first hint.
+    // The kernel should then read keys and values with the same hint if they exceed `READ_ONCE_MIB`
+    // of `decode_attention.cuh`.
     let others_read_once =
         call.queries.rows() <= contract::gemm_small_m::ROWS_MAX && cuda.kernels.functions.is_machine_code();
     let flags = u32::from(past_is_there) * attention_decode::PAST_IS_THERE
@@ -164,7 +165,7 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
         .with(call.sequences.block_tables.address());
     if let Some((head_dim, _)) = split {
         let parts = jobs * splits * attention_paged_hopper::part_numbers(head_dim) * DType::F32.size();
-        assert!(parts <= call.scratch.bytes().as_usize(), "the target declares the scratch that split tiles take");
+        assert!(parts <= call.scratch.bytes().as_usize(), "split tiles need more scratch than the target declares");
         arguments = arguments.with(call.scratch.address());
     }
     arguments = arguments

@@ -48,7 +48,7 @@ impl Backend for Cuda {
 
     fn copy_blocks(&self, call: calls::CopyBlocks<'_>) -> Result<Box<dyn calls::Copying>, KernelError> {
         self.enter_to_copy()?;
-        let copies = self.copies.as_ref().expect("a lane with host memory to copy to has a stream for that");
+        let copies = self.copies.as_ref().expect("only a lane with a stream for copies copies blocks");
         Ok(copies.start(&self.stream, &self.kernels.device, call)?)
     }
 

@@ -182,7 +182,7 @@ impl CudaLink {
         let is_whole =
             unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
         let turns = in_turns(call.partial.rows(), at_once).filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
-        // With more than four ranks, no kernel sums in shares and quantizes.
+        // With more than four ranks, there is no kernel that both sums in shares and quantizes.
         let turns = turns.filter(|_| call.out.rounded.is_none() || in_shares.is_none() || of <= 4);
         let Some(turns) = turns else { return all_reduce_then_rms_norm(cuda, call) };
         cuda.enter()?;

@@ -47,8 +47,8 @@ impl DecodeLaunch {
         if 3 * runs <= sms * WARPS / SHARED_WARPS {
             return of_warps(SHARED_WARPS, SHORT_PIECE);
         }
-        // Minimum percentage of the thread blocks that must have a run. With fewer warps per thread
-        // block, idle thread blocks keep the read bandwidth below its maximum.
+        // `percent` is the minimum percentage of thread blocks that have a run. It is higher for
+        // fewer warps per thread block, where idle thread blocks reduce the read bandwidth.
         let fills = |warps: usize, percent: usize| {
             let blocks = sms * WARPS / warps;
             runs <= blocks && 100 * runs >= percent * blocks

@@ -14,9 +14,10 @@ use super::{
 use crate::{KernelError, Tensor, calls::Arrival};
 
 /// Free staging buffers: page-locked memory, each buffer with an event. A lane has two steps in
-/// flight, so there are never more than a few buffers, two of them long. After the stress before
-/// READY, the long buffers are as long as the envelope can require, because a worst case downloads
-/// every token's scores for two steps at once.
+/// flight, so there are never more than a few buffers, two of them long. After the stress, which
+/// runs before the model is ready, the long buffers are as long as the envelope can require,
+/// because the stress includes a worst case that downloads every token's scores for two steps at
+/// once.
 #[derive(Clone)]
 pub(super) struct StagingPool(Arc<Mutex<Vec<StagingBuffer>>>);
 

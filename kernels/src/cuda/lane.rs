@@ -114,8 +114,8 @@ impl Cuda {
         self.check_link()
     }
 
-    /// Checks that all ranks joined the collectives launched so far. If the note of a missing rank
-    /// is in device memory, this function waits for a copy of the note.
+    /// Checks that all ranks joined the collectives launched so far. If the device records a
+    /// missing rank in a note in device memory, this function waits for a copy of the note.
     pub(super) fn check_link(&self) -> Result<(), KernelError> {
         let Some(witness) = self.link.as_ref().and_then(RankLink::witness) else { return Ok(()) };
         if let Witness::Note(failed_at) = witness {

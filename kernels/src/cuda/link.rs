@@ -68,7 +68,7 @@ impl CudaLink {
         sms: usize,
         sharing: usize,
     ) -> Vec<CudaLink> {
-        assert!((1..=RANKS_MAX).contains(&memory.len()), "a link of {} ranks; expected 1 to the maximum", memory.len());
+        assert!((1..=RANKS_MAX).contains(&memory.len()), "a link of {} ranks; expected 1 to {RANKS_MAX}", memory.len());
         let (mut control, mut data) = ([0; RANKS_MAX], [0; RANKS_MAX]);
         for (rank, memory) in memory.iter().enumerate() {
             (control[rank], data[rank]) = (memory.0, memory.offset(Bytes(DATA_AT as u64)).0);

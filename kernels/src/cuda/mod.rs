@@ -8,7 +8,7 @@
 //! | launch parameters | `arguments`, `decode_launch`, `quantized_cache`, `sample_scratch`, `tensor_map` |
 //! | device code and its contract with the host | `contract`, `functions`, `kernels`, `module_images` |
 //! | copies between host and device | `copy_blocks`, `download_staging`, `pipelined_fill`, `upload_staging` |
-//! | links between ranks | `link`, `copy_link`, `nccl`, `rank_link`; `collectives` launches on them |
+//! | links between ranks | `link`, `copy_link`, `nccl`, `rank_link`; `collectives` launches collectives through them |
 //! | the device and its libraries | `error`, `search`, `stream`, `target` |
 
 mod arguments;

@@ -1,5 +1,5 @@
-//! Threads that fill memory pieces in order, ahead of the caller, which copies
-//! the filled pieces onward.
+//! Threads that fill pieces of memory in order, while the caller copies earlier pieces to their
+//! destination.
 
 use std::{
     collections::VecDeque,
@@ -18,8 +18,8 @@ pub(super) const FILLED_AT_ONCE: usize = 512 << 10;
 /// Cuts `source` into parts of at most `piece` bytes. The threads of `fillers` copy each part into
 /// the memory that `memory` returns for it. Once a part is filled, `copy` is called with its number
 /// and length, in order. When `memory` is asked for a part, at most [`AHEAD`] earlier parts have
-/// not been copied, so a ring of more than [`AHEAD`] pieces suffices. `memory` must wait until its
-/// piece may be written.
+/// not been copied, so a ring of more than [`AHEAD`] pieces suffices. `memory` must wait until the
+/// piece that it returns may be overwritten.
 pub(super) fn fill_pipelined<'m, E>(
     fillers: &ThreadPool,
     source: &[u8],

@@ -78,7 +78,7 @@ fn some_rows(cuda: &Cuda, call: &Sample<'_>, first: usize, previous: Address) ->
     let gather_arguments = arguments![logits, pitch, changed, changed_pitch, count(vocabulary), requests, scratch];
     let kernels = cuda.entry_points();
     // SAFETY: the arguments match the kernels' parameters. The op layer has checked the shapes, and
-    // the positions in the batch that the kernels follow were written by `SampleBatch::pack`.
+    // `SampleBatch::pack` has written the indices into the batch that the kernels read.
     unsafe {
         cuda.launch(kernels.sample_slices, by_slice, slices_arguments)?;
         cuda.launch(kernels.sample_plan, Extent::line(rows, scheme::PLAN_THREADS), plan_arguments)?;

@@ -115,7 +115,7 @@ pub(super) fn gated_delta(cuda: &Cuda, call: calls::GatedDelta<'_>) -> Result<()
 }
 
 /// Returns `true` if the kernels on the tensor cores support the operands. The target declares
-/// scratch for the shapes that they support.
+/// scratch only for shapes that these kernels support.
 fn has_chunks(call: &calls::GatedDelta<'_>) -> bool {
     call.scratch.bytes() > Bytes::ZERO
         && call.qkv.pitch().is_multiple_of(ROW_STEP)
@@ -129,7 +129,7 @@ fn in_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>, first: usize, sequences:
     let rows = call.out.rows();
     assert!(
         cuda.kernels.target.delta_scratch(shape, rows) <= call.scratch.bytes(),
-        "the target declares the scratch that chunks take"
+        "chunks need more scratch than the target declares"
     );
     let arguments = || delta_arguments(call, first).with(call.scratch.address());
     // Each sequence may have one chunk that is not full.
@@ -157,7 +157,8 @@ fn token_by_token(
     let kernels = cuda.entry_points().states.delta(shape.state_dtype);
     let blocks = |held: usize| shape.value_heads * shape.value_dim.div_ceil(delta::GROUPS * held);
     let are_single = first + sequences <= call.sequences.single_rows;
-    // With fewer thread blocks, several rows per lane group leave SMs without work.
+    // With several rows per lane group, a launch has fewer thread blocks. If it had fewer thread
+    // blocks than SMs, some SMs would have no work.
     let is_held = are_single && sequences * blocks(delta::HELD) >= cuda.kernels.target.sms;
     let (kernel, held) = match shape.key_dim {
         delta::KEY_DIM if is_held => (kernels.by_token_128_held, delta::HELD),

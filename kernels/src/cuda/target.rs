@@ -17,7 +17,7 @@ pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 pub(crate) const CUDA_FEATURES: usize = 64;
 
 /// Returns the bytes of scratch for choosing among `experts` experts for `rows` rows. The scratch
-/// has each thread block's number of choices per expert.
+/// contains a count for each thread block and expert: the choices of that expert in the block.
 pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
     DType::U32.bytes(rows.div_ceil(contract::route::BLOCK_ROWS) * experts)
 }
@@ -38,7 +38,7 @@ impl CudaTarget {
     /// Returns the target for `device`, with bf16 if the device supports it.
     ///
     /// # Errors
-    /// The driver does not answer.
+    /// The driver does not report an attribute of the device.
     pub fn of(device: &CudaDevice) -> Result<Self, DeviceError> {
         let number = |attribute| device.attribute(attribute).map(|number| number.max(0) as u32);
         let capability = (
@@ -54,8 +54,8 @@ impl CudaTarget {
     /// them: for each query vector, a weighted sum, the maximum score and the sum of weights. For
     /// decoding, each worker (thread block) has two partial results, each for eight query vectors.
     /// The number of workers is the number of thread blocks that the device runs at once. This
-    /// number must not depend on the context lengths, because it is fixed in a captured graph. If
-    /// there is a kernel that splits few rows over a long context, it stores at most one partial
+    /// number must not depend on the context lengths, because it is fixed in a captured graph. On
+    /// Hopper, the kernel that splits the long context of a few rows stores at most one partial
     /// result of a tile per SM.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
@@ -69,7 +69,7 @@ impl CudaTarget {
 
     /// Returns the bytes of scratch for the gated delta rule over `rows` rows in chunks: normalized
     /// queries and keys, two matrices over pairs of tokens of a chunk, and two gates (`Prepared` in
-    /// delta_chunks.cuh). Only for the generations and shapes that have kernels for chunks.
+    /// delta_chunks.cuh). Returns zero for generations and shapes without kernels for chunks.
     pub(crate) fn delta_scratch(&self, shape: StateShape, rows: usize) -> Bytes {
         let StateShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
         let has_shape = key_dim == gated_delta::KEY_DIM && value_dim.is_multiple_of(gated_delta::CHUNK_VALUES);
@@ -81,10 +81,11 @@ impl CudaTarget {
     }
 
     /// Returns `true` if weights of this scheme and shape can be used. Every supported generation
-    /// has kernels. Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8
-    /// columns at a time. Kernels of other generations read 16 bytes at once and otherwise have the
-    /// same requirements as Hopper's kernels. Weights of 4-bit integers have kernels from compute
-    /// capability 8.0 on, for whole groups of columns.
+    /// has kernels for FP8 weights. Hopper's TMA copies require rows that are a multiple of 16
+    /// bytes and write 8 columns at a time. Kernels of other generations read 16 bytes at once and
+    /// otherwise have the same requirements as Hopper's kernels. Weights of 4-bit integers have
+    /// kernels from compute capability 8.0 on, for whole blocks of rows and whole groups of
+    /// columns.
     pub(crate) fn has_quantized(&self, scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool {
         if scheme.is_int4() {
             return self.capability >= (8, 0) && int4::is_whole(scheme, [rows, columns]);
@@ -94,8 +95,8 @@ impl CudaTarget {
     }
 
     /// Returns `true` if experts of this scheme and shape can be used. Only Hopper has kernels for
-    /// quantized experts. Rows of their output must be a multiple of 16 bytes. A gate halves the
-    /// row, so the rows of the weight must be a multiple of 16.
+    /// quantized experts. The size of an output row must be a multiple of 16 bytes. A gate halves
+    /// the columns of an output row, so the number of rows of the weight must be a multiple of 16.
     pub(crate) fn has_quantized_experts(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
         !scheme.is_int4()
             && self.capability == (9, 0)

@@ -67,7 +67,7 @@ impl TensorMap {
         let rank = layout.dimensions.len();
         assert!(
             layout.strides.len() + 1 == rank && layout.cube.len() == rank,
-            "each dimension has a stride and a cube extent"
+            "each dimension has a cube extent, and each except the innermost has a stride"
         );
         let element = match dtype {
             DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,

@@ -24,7 +24,7 @@ impl<B: Backend> Scope<'_, B> {
         out: &mut Activations<'_>,
     ) -> Result<(), KernelError> {
         const OP: &str = "add_experts_rms_norm";
-        assert!(routing.held.is_whole(), "{OP}: {:?} have no sum yet", routing.held);
+        assert!(routing.held.is_whole(), "{OP} needs all experts, but this rank has {:?}", routing.held);
         norm.check(OP, sum, out, self.target())?;
         check::writable(OP, "sum", sum);
         self.sum_of_experts((x.into(), weight.into()), routing, true, sum, |experts| {

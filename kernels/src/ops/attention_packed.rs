@@ -12,10 +12,10 @@ pub struct PackedSequences<'m> {
     /// `[sequences + 1]` u32: sequence `s` has the rows `starts[s]..starts[s + 1]`. Together the
     /// sequences cover all rows from 0.
     pub starts: Tensor<'m>,
-    /// An upper bound on the rows of a sequence. Backends with a kernel for short sequences use that
-    /// kernel if all sequences are short.
+    /// An upper bound on the rows of a sequence. Backends with a kernel for short sequences use
+    /// that kernel if all sequences are short.
     pub longest: usize,
-    /// Sum of the squared sequence lengths. The amount of arithmetic is proportional to this number.
+    /// Sum of the squared sequence lengths. The amount of arithmetic is proportional to this sum.
     pub query_key_pairs: u64,
 }
 

@@ -51,7 +51,7 @@ impl<B: Backend> Scope<'_, B> {
             OP,
             "queries",
             queries,
-            "a row for each sequence that has one",
+            "a row for each sequence with a single row",
         )?;
         check::holds(window != Some(0), OP, "queries", queries, "a window of at least 1 token, not 0")?;
         check::indices(OP, "query_starts", &sequences.query_starts)?;

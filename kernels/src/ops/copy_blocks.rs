@@ -14,10 +14,11 @@ pub use crate::calls::Copying;
 /// More jobs may be in flight.
 pub const PREPARED_JOBS: usize = 6;
 
-/// Kinds of content that a job copies, each with a [`Copying`]: KV blocks and states.
+/// Maximum number of kinds of content that one job copies: KV blocks and states. Each kind has a
+/// separate [`Copying`].
 pub const KINDS_MAX: usize = 2;
 
-/// The copy of one block or state, over all layers, or of one row.
+/// A copy of one block or one state over all layers, or of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     /// The block, the row, or the slot of the state on the device.
@@ -31,8 +32,8 @@ pub struct BlockCopy {
 pub struct CopyLists {
     /// Copies from the device to the host. They run first.
     pub to_host: Vec<BlockCopy>,
-    /// Copies from the host to the device. No pass may use their destinations before they have
-    /// ended.
+    /// Copies from the host to the device. No pass may use the destination of a copy before the
+    /// copy has ended.
     pub to_device: Vec<BlockCopy>,
 }
 
@@ -99,8 +100,8 @@ pub fn copy_states<B: Backend>(
     copy(backend, layers.iter().map(|layer| (layer.address(), layer.shape().slot_bytes())), slots, host, copies)
 }
 
-/// Starts copies of `blocks` equal pieces of each layer, given by its address and the bytes of a
-/// piece.
+/// Starts the listed copies. Each layer consists of `blocks` equal pieces, and is given by its
+/// address and the bytes of a piece.
 fn copy<B: Backend>(
     backend: &B,
     layers: impl ExactSizeIterator<Item = (Address, Bytes)>,
@@ -108,7 +109,7 @@ fn copy<B: Backend>(
     host: &HostStore,
     CopyLists { to_host, to_device }: &CopyLists,
 ) -> Result<Box<dyn Copying>, KernelError> {
-    assert_eq!(layers.len(), host.layers, "the device and the host store have the same layers");
+    assert_eq!(layers.len(), host.layers, "the device and the host store have the same number of layers");
     let pieces = layers.enumerate().map(|(number, (device, bytes))| {
         assert_eq!(bytes, host.bytes, "pieces of layer {number} have the size of slots");
         Pieces { device, host: host.layer(number), bytes }
@@ -122,7 +123,7 @@ fn copy<B: Backend>(
     backend.copy_blocks(calls::CopyBlocks { pieces: &pieces, to_host, to_device })
 }
 
-/// Joins copies that are adjacent on both sides.
+/// Joins copies that are adjacent both on the device and in host memory.
 fn ranges_of(copies: &[BlockCopy]) -> Vec<BlockRange> {
     let mut ranges: Vec<BlockRange> = Vec::new();
     for BlockCopy { block, slot } in copies.iter().copied() {

@@ -20,8 +20,9 @@ impl<B: Backend> Scope<'_, B> {
         self.embed_share(table, tokens, ids, previous)
     }
 
-    /// Like [`embed`](Scope::embed), but the first `tokens.count` rows of `table` are only a share of
-    /// the vocabulary, and other rows may follow. The rows of all other tokens are zeros.
+    /// Like [`embed`](Scope::embed), but the first `tokens.count` rows of `table` are only a share
+    /// of the vocabulary, and other rows may follow. The output rows of tokens outside this share
+    /// are zeros.
     pub fn embed_share<'a>(
         &self,
         table: impl Into<Weight<'a>>,

@@ -1,5 +1,5 @@
-//! Random numbers in place. The operation makes weights for a model whose values do not matter,
-//! without a file or a copy from the host.
+//! Random numbers in place. The operation generates the weights of a model when their values do not
+//! matter, without a file or a copy from the host.
 //!
 //! Every backend draws the same bits from the same seed. In wrapping 64-bit integers, element `i`,
 //! counted from 0, is
@@ -13,9 +13,9 @@
 //! value = round(float(sum) * float(deviation / 37837.227237))        (one product in f32, then to the type, ties to even)
 //! ```
 //!
-//! A part of a matrix gets the same numbers that it would get if the whole matrix were
-//! filled: element `[row, column]` of `out` is number `row * pitch + column`, counted from
-//! the part's first element.
+//! A part of a matrix gets the same numbers that it would get if the entire matrix were filled:
+//! element `[row, column]` of `out` is number `row * pitch + column`, counted from the part's first
+//! element.
 //!
 //! The first four lines are the `i`-th step of SplitMix64 (Steele, Lea, Flood, "Fast splittable
 //! pseudorandom number generators", 2014), so each element can be computed independently. The sum
@@ -41,7 +41,7 @@ pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
 ///
 /// # Errors
 /// `out` has gaps between its rows, or has a type other than these: the type in which the target
-/// stores weights, the quantized type, and f32, which some lists of numbers have on every target.
+/// stores weights, the quantized type, and f32, the type of some small weights on every target.
 pub fn fill_random<B: Backend>(
     backend: &B,
     seed: u64,

@@ -34,7 +34,7 @@ impl<B: Backend> Scope<'_, B> {
         let (x, weight) = (x.into(), weight.into());
         self.check_product(OP, &x, &weight, None)?;
         let is_paired = weight.rows().is_multiple_of(2 * routing.held.count);
-        check::holds(is_paired, OP, "weight", &weight.data, "as many rows of gate and of up for each expert")?;
+        check::holds(is_paired, OP, "weight", &weight.data, "equally many gate and up rows for each expert")?;
         check::holds(x.rows() == routing.rows(), OP, "x", x.any(), "as many rows as were routed")?;
         let (in_features, features) = (weight.columns(), weight.rows() / routing.held.count / 2);
         let choices = routing.rows() * routing.top;

@@ -1,5 +1,6 @@
-//! Operations, one file each: the checks, the output that the operation takes, and its cost. The
-//! contract between an operation and the backends is a struct of [`calls`](crate::calls).
+//! Operations, one file each. An operation checks its arguments, takes its output from the
+//! workspace, counts its cost, and calls the backend. The contract between an operation and the
+//! backends is a struct of [`calls`](crate::calls).
 
 pub mod add_experts;
 pub mod add_experts_rms_norm;

@@ -1,6 +1,6 @@
 //! Patches: picture bytes are cut into the rows that a vision encoder reads, and are normalized.
-//! Uploading bytes moves an eighth of the data that f32 patches would take, and the frame of a
-//! still picture is uploaded once.
+//! Uploading bytes moves an eighth of the data that f32 patches would take, because a byte is a
+//! quarter of an f32, and the frame of a still picture is uploaded once, not once per patch frame.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work, calls};
 

@@ -24,7 +24,7 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
         return check_int4(op, data, scales, target);
     }
     let WeightScales { factors, by, activations, zero_points } = scales;
-    check::holds(zero_points.is_none(), op, "scales", factors, "no zero points of numbers with a sign")?;
+    check::holds(zero_points.is_none(), op, "scales", factors, "no zero points for signed numbers")?;
     let is_rounded_alike = if let ScaledBy::Block { rows: height, columns: width } = *by {
         let is_even = width == SCALE_BLOCK && width.is_multiple_of(height);
         check::holds(is_even, op, "scales", factors, "blocks of a height that divides 128")?;
@@ -32,13 +32,13 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
     } else {
         matches!(activations, Some(Quantization::Rows | Quantization::Fixed(_)))
     };
-    check::holds(is_rounded_alike, op, "scales", factors, "groups of activations for blocks, and rows for rows")?;
+    check::holds(is_rounded_alike, op, "scales", factors, "activation groups for block scales, rows for row scales")?;
     check::shape(op, "scales", factors, by.shape([rows, columns]))?;
     check::f32(op, "scales", factors)?;
     check::holds(factors.is_contiguous(), op, "scales", factors, "contiguous rows")?;
     match data.dtype() {
         dtype if dtype.needs_scales() => Ok(()),
-        found => Err(KernelError::Type { op, what: "weight", expected: "quantized elements, as it has scales", found }),
+        found => Err(KernelError::Type { op, what: "weight", expected: "quantized elements for its scales", found }),
     }
 }
 
@@ -127,5 +127,5 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// Space for activations that a GEMM quantizes itself.
+/// Space for activations that are quantized for one GEMM.
 pub(super) struct QuantScratch<'s>(Option<Activations<'s>>);

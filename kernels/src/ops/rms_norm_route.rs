@@ -24,7 +24,7 @@ pub struct Router<'a> {
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes the rows of `x` `[rows, hidden]` into `normed` like
     /// [`rms_norm_into`](Scope::rms_norm_into), and [`route`](Scope::route)s them by `router`. The
-    /// logits are f32, because rounding could change which expert is chosen last.
+    /// logits are f32, because rounding could change which experts are chosen.
     ///
     /// # Errors
     /// The errors of [`rms_norm_into`](Scope::rms_norm_into), [`route`](Scope::route) and

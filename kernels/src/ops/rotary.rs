@@ -12,7 +12,7 @@ pub use crate::calls::PairAxes;
 pub struct Rope<'m> {
     /// `[head_dim / 2]` f32: radians per position for each pair.
     pub frequencies: Tensor<'m>,
-    /// The axis of the position that each pair follows.
+    /// The position axis that each pair uses.
     pub axes: PairAxes,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn check_rope(
     check::holds(pairs > 0, op, "frequencies", &rope.frequencies, "at least one pair")?;
     check::indices(op, "positions", positions)?;
     check::shape(op, "positions", positions, [rope.axes.count(), x.rows()])?;
-    check::holds(rope.axes.fit(pairs), op, "frequencies", &rope.frequencies, "as many pairs as have an axis")
+    check::holds(rope.axes.fit(pairs), op, "frequencies", &rope.frequencies, "as many pairs as the axes define")
 }
 
 #[cfg(test)]
@@ -69,9 +69,9 @@ mod tests {
 
     #[test]
     fn interleaved_rotary_axes_alternate_by_frequency() {
-        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: at
-        // first all pairs follow time. Then every third pair is changed to height, and every
-        // third pair to width.
+        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: at first all
+        // pairs use the time axis. Then every third pair from pair 1 on is changed to height, and
+        // every third pair from pair 2 on to width.
         for (pairs, [_, second, third]) in [(64, [24, 20, 20]), (16, [6, 5, 5]), (64, [64, 0, 0])] {
             let mut expected = vec![0; pairs];
             (1..3 * second).step_by(3).for_each(|pair| expected[pair] = 1);

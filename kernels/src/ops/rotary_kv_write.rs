@@ -38,7 +38,7 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(OP, "qkv", qkv, [slots.rows(), (heads + 2 * shape.kv_heads) * shape.head_dim])?;
         check_rope(OP, qkv, positions, rope)?;
         let is_inside = 2 * rope.frequencies.rows() <= shape.head_dim;
-        check::holds(is_inside, OP, "frequencies", &rope.frequencies, "at most half as many as a head has elements")?;
+        check::holds(is_inside, OP, "frequencies", &rope.frequencies, "at most `head_dim / 2` elements")?;
         let turned = qkv.rows() * (heads + shape.kv_heads) * shape.head_dim;
         let cached = qkv.rows() * 2 * shape.kv_heads * shape.head_dim;
         let mut work = Work::over(3 * turned as u64, &[qkv, positions, slots]);

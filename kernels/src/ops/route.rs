@@ -13,8 +13,8 @@ use crate::{Backend, KernelError, RankShard, Scope, Tensor, Weight, Work, calls}
 pub use crate::calls::{EXPERTS_MAX, Routing, TOP_MAX};
 
 impl Routing<'_> {
-    /// Returns the bytes of the experts' weight that a pass reads, which is an estimate because the
-    /// rows are not routed yet.
+    /// Returns an estimate of the bytes of the experts' weight that a pass reads. The exact number
+    /// is unknown, because the rows are not routed yet.
     pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
         let chosen = self.held.count as f64 * share_chosen(self.experts(), self.top, self.rows());
         let each = weight.bytes().0 as f64 / self.held.count as f64;
@@ -73,7 +73,7 @@ impl<B: Backend> Scope<'_, B> {
             OP,
             "logits",
             logits,
-            "as many experts as a row takes, of 32 at most",
+            "a `top` of 1 to 32 that is at most the number of experts",
         )?;
         check::index_list(OP, "loads", loads)?;
         check::shape(OP, "loads", loads, [experts])?;

@@ -50,11 +50,11 @@ pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Out
 
 impl<B: Backend> Scope<'_, B> {
     /// Chooses a token from each row of `logits` `[rows, vocabulary]` f32. The tokens are written
-    /// to the first rows of `chosen` `[sequences]` u32, which outlives the pass. The next pass
-    /// can [`embed`](Scope::embed) from it. The report that [`outcomes`] reads is written to the
+    /// to the first rows of `chosen` `[sequences]` u32, which outlives the pass, so that the next
+    /// pass can [`embed`](Scope::embed) them. The report that [`outcomes`] reads is written to the
     /// first words of `report` `[words]` u32. `asked` `[words]` u32 and `layout` are the uploaded
-    /// result of [`SampleBatch::pack`]. Both buffers may be longer, so that a captured step can
-    /// keep them at fixed addresses.
+    /// result of [`SampleBatch::pack`]. `asked` and `report` may be longer than needed, so that a
+    /// captured step can keep them at fixed addresses.
     ///
     /// A row may have a [given](crate::sampling::SampleRow::given) token, such as the next token of
     /// a prompt. In that case no token is chosen, and only the row's report is computed.

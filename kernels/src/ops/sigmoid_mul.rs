@@ -1,4 +1,4 @@
-//! Sigmoid gates: of attention outputs (Qiu et al. 2025, arXiv 2505.06708) and of shared experts.
+//! Sigmoid gates for attention outputs (Qiu et al. 2025, arXiv 2505.06708) and for shared experts.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 

@@ -12,7 +12,7 @@ use crate::{
 use super::check;
 
 /// Elements that are being copied to the host while host and device continue.
-#[must_use = "what is downloaded later comes with `wait`"]
+#[must_use = "only `wait` returns the downloaded elements"]
 pub struct Later<E> {
     arrival: Box<dyn Arrival>,
     elements: usize,
@@ -95,7 +95,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(Later { arrival, elements: source.shape().elements(), host: PhantomData })
     }
 
-    /// Returns an arrival without elements that marks the end of all earlier work.
+    /// Returns an empty download that completes when all earlier work has completed.
     pub fn moment(&self) -> Result<Later<u32>, KernelError> {
         let nothing = self.take([0], DType::U32)?;
         self.download_later(&nothing)

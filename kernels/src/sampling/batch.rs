@@ -171,7 +171,7 @@ mod tests {
         };
         assert_eq!([0, 1, 2, 3, 4].map(|row| listed(SampleList::Produced, row).len()), [2, 0, 0, 0, 0]);
         assert_eq!(listed(SampleList::Produced, 0), [4, 5], "the second row has no list of past tokens");
-        assert_eq!(listed(SampleList::Prompt, 0), [0; 0], "presence does not count the prompt");
+        assert_eq!(listed(SampleList::Prompt, 0), [0; 0], "the presence penalty does not count the prompt");
         assert_eq!([0, 1].map(|row| listed(SampleList::Biased, row).len()), [0, 1]);
         assert_eq!((listed(SampleList::Biased, 1), listed(SampleList::Biases, 1)), (&[9][..], &[0.5f32.to_bits()][..]));
         let mask = words[17] as usize;

@@ -26,7 +26,8 @@ pub(super) fn change(logits: &mut [f32], row: &SampleRow, row_lists: &RowLists<'
 /// Sets the logit of each token to -infinity if the token's bit in `allowed` (words of
 /// 32 bits) is 0.
 pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
-    // Within a JSON string, most words have all bits set. Elsewhere, most words are zero.
+    // Within a JSON string, most words of the mask have all bits set. Elsewhere, most words are
+    // zero.
     for (logits, &word) in logits.chunks_mut(u32::BITS as usize).zip(allowed) {
         match word {
             u32::MAX => {}
@@ -43,7 +44,7 @@ pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
 /// prompt and reply), then OpenAI's frequency penalty (each time a token was produced) and presence
 /// penalty (once for a token that was produced).
 fn penalise<'a>(logits: &mut [f32], row: &SampleRow, row_lists: &RowLists<'a>, tally: &mut [u32]) {
-    assert!(row_lists.unseen.is_none(), "the host samples over all tokens");
+    assert!(row_lists.unseen.is_none(), "the host knows all produced tokens");
     let vocabulary = logits.len();
     tally.fill(0);
     let prompt = if row.repetition == 1.0 { &[] } else { row_lists.prompt };

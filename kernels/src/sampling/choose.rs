@@ -28,8 +28,8 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
 }
 
 /// Chooses a token from `logits`, which must have no fault according to [`fault_of`]. If
-/// `row.given` is set, that token is returned. Deterministic: the same logits, `row` and `row_lists`
-/// always give the same token.
+/// `row.given` is set, that token is returned. The choice is deterministic: the same logits, `row`
+/// and `row_lists` always give the same token.
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if every token is forbidden.

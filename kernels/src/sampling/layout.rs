@@ -10,7 +10,7 @@ pub const LISTED_MAX: usize = 1024;
 /// The kinds of lists that belong to rows, in the order of the device code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleList {
-    /// Tokens that may not follow.
+    /// Tokens that must not be chosen.
     Forbidden,
     /// Tokens with a bias, each once.
     Biased,
@@ -45,8 +45,8 @@ pub struct SampleLayout {
 }
 
 impl SampleLayout {
-    /// Returns the words that contain the starts of the rows' lists of one kind, and the end
-    /// of the last list.
+    /// Returns the range of words that contain the starts of the rows' lists of one kind, and the
+    /// end of the last list.
     pub fn starts(&self, list: SampleList) -> Range<usize> {
         let first = self.rows * ROW_WORDS + list as usize * (self.rows + 1);
         first..first + self.rows + 1

@@ -123,9 +123,10 @@ impl SampleRow {
 /// contain placeholders of pictures.
 #[derive(Clone, Copy, Default)]
 pub struct RowLists<'a> {
-    /// One bit for each token that may follow, in words of 32 bits. `None` allows all tokens.
+    /// One bit per token, in words of 32 bits: 1 if the token may be chosen. `None` allows all
+    /// tokens.
     pub allowed: Option<&'a [u32]>,
-    /// Tokens that may not follow.
+    /// Tokens that must not be chosen.
     pub forbidden: &'a [u32],
     /// Tokens with a bias, each once.
     pub biased: &'a [u32],
@@ -135,7 +136,8 @@ pub struct RowLists<'a> {
     pub prompt: &'a [u32],
     /// The tokens produced so far that the host has seen. This list is read only for penalties.
     pub produced: &'a [u32],
-    /// A further produced token, which the previous step chooses.
+    /// A further produced token, which the previous step chooses and whose id the host has not
+    /// seen.
     pub unseen: Option<UnseenToken>,
 }
 

@@ -1,5 +1,5 @@
-//! Rows to choose from, and the expected choices, which are found by sorting all tokens and
-//! examining each token separately.
+//! Rows of logits to sample from, and the expected choices, which are computed by sorting all
+//! tokens and examining each token separately.
 
 use bursar_kernels::{
     ops::{argmax::NO_CHOICE, sample::outcomes},
@@ -9,7 +9,7 @@ use bursar_kernels::{
 
 use super::Random;
 
-/// Rows, and a longer list of tokens that the previous step chose.
+/// Rows, and the tokens that the previous step chose. There are more tokens than rows.
 pub struct Batch {
     vocabulary: usize,
     asked: Vec<Asked>,

@@ -102,8 +102,8 @@ impl Fp8 {
                 (9, 208, 144, 5, 3),
                 (131, 256, 128, 16, 4),
                 (300, 272, 192, 3, 2),
-                // Most rows choose one expert, whose rows take several tiles. Few rows choose
-                // another expert.
+                // Most rows choose one expert, whose rows take several tiles. Each of the other
+                // experts is chosen by few rows.
                 (41, 272, 144, LIKED, 2),
                 (70, 144, 80, LIKED, 1),
             ] {
@@ -339,7 +339,7 @@ impl Fp8 {
             Product::AddExperts { .. } => {
                 let places = places();
                 let place =
-                    |row, expert| places.iter().position(|at| *at == (expert, row)).expect("a choice has a place");
+                    |row, expert| places.iter().position(|at| *at == (expert, row)).expect("a choice has a position");
                 Wide::new(activation, self.rows, self.out_features, random).changed(|row, feature, held| {
                     let of_expert = |(expert, weight): &(usize, f64)| {
                         weight * product(place(row, *expert), expert * self.out_features + feature)

@@ -24,8 +24,7 @@ pub fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
 
 /// The folders to search for libraries.
 pub fn search() -> BlasSearch {
-    // The environment variable names folders. Only this function, among the code below
-    // `main`, reads the environment.
+    // The environment variable lists folders. Outside tests, only `main` may read the environment.
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
     let usual = BlasSearch::usual().with_python("/opt/torch/.venv");

@@ -20,7 +20,7 @@ pub enum Way {
 #[derive(Clone, Copy, Debug)]
 pub struct Int4 {
     pub rows: usize,
-    /// Rows of the weight, with the gates.
+    /// Rows of the weight, including the rows of the gates.
     pub out_features: usize,
     pub in_features: usize,
     pub group: usize,
@@ -28,12 +28,12 @@ pub struct Int4 {
     pub way: Way,
 }
 
-/// The content of an output before the GEMM, and of the memory next to it.
+/// The content of an output before the GEMM, and of the gaps after its rows.
 const MARK: f32 = 1536.0;
-/// Elements next to each row of the output.
+/// Elements in the gap after each row of the output.
 const GAP: usize = 3;
 
-/// The parts of a case.
+/// The operands of a case.
 struct Parts {
     integers: Vec<u8>,
     scales: Vec<f32>,
@@ -47,11 +47,22 @@ impl Int4 {
     /// Cases of every variant, with sizes that are not multiples of a tile.
     pub fn cases() -> Vec<Int4> {
         let ways = [Way::Plain, Way::Bias, Way::Added, Way::F32, Way::Gated, Way::GatedBias];
-        let sizes = [(32, 32, 32), (96, 96, 32), (160, 128, 64), (288, 448, 64), (320, 640, 128), (64, 1152, 128)];
+        let sizes = [
+            (32_usize, 32, 32),
+            (96, 96, 32),
+            (48, 512, 128),
+            (160, 128, 64),
+            (288, 448, 64),
+            (320, 640, 128),
+            (64, 1152, 128),
+            (16, 896, 128),
+        ];
         let cases = sizes.into_iter().enumerate().flat_map(|(size, (out_features, in_features, group))| {
-            ways.into_iter().enumerate().flat_map(move |(at, way)| {
+            let half_is_whole = (out_features / 2).is_multiple_of(int4::BLOCK_ROWS);
+            let of_size = move |way: &Way| half_is_whole || !matches!(way, Way::Gated | Way::GatedBias);
+            ways.into_iter().filter(of_size).enumerate().flat_map(move |(at, way)| {
                 // Large GEMMs take a long time in f64.
-                let most = if size < 3 { 129 } else { 33 };
+                let most = if size < 4 { 129 } else { 33 };
                 let rows = [1, 3, 8, 9, 17, 33, 64, 65, 129].into_iter().filter(move |rows| *rows <= most);
                 rows.filter(move |rows| (rows + at + size) % 3 == 0).map(move |rows| {
                     let has_zero_points = (rows + at + size) % 2 == 0;

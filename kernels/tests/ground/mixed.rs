@@ -84,9 +84,10 @@ impl Mixed {
     }
 
     /// Returns the weights of each row's choices, the positions of the choices sorted by expert,
-    /// the first position of each expert, and the loads, followed by three tensors: the whole
-    /// tensor that contains the sums, the same tensor after a second computation on two ranks, with
-    /// a third of the experts and with the rest, and sums with their norms.
+    /// the first position of each expert, and the loads. Four tensors follow: the tensor that
+    /// contains the sums, with its margins; the same tensor after a second computation, which uses
+    /// first a third of the experts and then the rest, as two ranks would; a residual to which the
+    /// sums were added; and the norm of this residual.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
         // Rows of logits have gaps between them.
@@ -225,8 +226,8 @@ pub fn normed_sum<B: Backend>(
     let mut residual = narrowed(scope, [rows, hidden], activation, &random.floats(rows * hidden))?;
     let weight = narrowed(scope, [hidden], activation, &random.floats(hidden))?;
     let norm = RmsNorm { weight_offset: OFFSET, ..RmsNorm::new(&weight, 1e-5) };
-    let mut room = scope.activation_scratch([format], rows + 1, hidden)?;
-    let mut out = room.place(format, rows);
+    let mut scratch = scope.activation_scratch([format], rows + 1, hidden)?;
+    let mut out = scratch.place(format, rows);
     if by_one {
         scope.add_experts_rms_norm(&gated, &down, &routing, &mut residual, norm, &mut out)?
     } else {

@@ -78,9 +78,8 @@ impl Ground {
     }
 }
 
-/// Calls `pass` with 16 MiB of memory as [`poisoned`] returns it. The memory is kept for
-/// this thread, because new memory for each of several hundred passes would take far
-/// longer than the passes.
+/// Calls `pass` with 16 MiB of memory, poisoned as by [`poisoned`]. The thread reuses the memory,
+/// because new memory for each of several hundred passes would take far longer than the passes.
 pub fn in_poison<T>(pass: impl FnOnce(&Workspace) -> T) -> T {
     thread_local!(static LAST: Cell<Option<Ground>> = const { Cell::new(None) });
     let ground = LAST.take().unwrap_or_else(|| Ground::of(Bytes::mib(16)));
@@ -101,8 +100,7 @@ pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
     segment
 }
 
-/// The index of the largest number, and the first such index if several numbers are equal, like
-/// `argmax`; NaN is skipped.
+/// The first index of the largest number, like `argmax`. NaN is skipped.
 pub fn first_largest(numbers: impl Iterator<Item = f32>) -> u32 {
     let numbers = numbers.enumerate().filter(|(_, number)| !number.is_nan());
     let best = numbers.reduce(|best, next| if next.1 > best.1 { next } else { best });

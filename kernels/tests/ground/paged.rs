@@ -33,15 +33,15 @@ pub fn windowed() -> Vec<Pass> {
         let sequences = sequences.to_vec();
         passes.push(Pass::Paged { heads, kv_heads, head_dim, sequences, window: Some(window) });
     };
-    // Windows that end within a block, at its ends and beyond each context: prompts in one chunk and
-    // in several, decoding, and a window that begins in a later tile of keys.
+    // Windows that end within a block, at its ends and beyond each context: prompts in one chunk
+    // and in several chunks, decoding, and a window that begins in a later tile of keys.
     for window in [1, 15, 16, 17, 64, 127, 128, 5000] {
         let sequences = [(1, 1), (1, 333), (1, 0), (37, 37), (141, 141), (18, 150), (0, 40), (1, 16), (3, 129)];
         add(4, 2, 32, window, &sequences);
         add(7, 1, 80, window, &[(1, 700), (1, 30), (61, 400)]);
     }
-    // The same with head sizes that have separate kernels on a GPU. Rows of the last sequence
-    // attend to keys of several tiles.
+    // Windows with head sizes that have separate kernels on a GPU. Rows of the last sequence attend
+    // to keys of several tiles.
     for (heads, head_dim, window) in [(7, 128, 17), (2, 256, 33), (3, 64, 100), (1, 128, 130), (2, 256, 200)] {
         add(heads, 1, head_dim, window, &[(1, 300), (1, 16), (1, 0), (40, 40), (0, 30), (3, 150), (131, 390)]);
     }
@@ -72,7 +72,7 @@ pub struct PagedData {
 
 impl PagedData {
     /// Creates the sequences, with a cache in E4M3 if `is_fp8`. Blocks before the window are not
-    /// written, and their entries in the block tables are not blocks.
+    /// written, and their entries in the block tables are not valid block indices.
     pub fn new(
         activation: DType,
         is_fp8: bool,

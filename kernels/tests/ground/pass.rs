@@ -556,7 +556,7 @@ fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<
     (ids, previous)
 }
 
-/// The offset of a norm's weights: 0 for some sizes, so that both are tested.
+/// The offset of a norm's weights: 0 for some sizes, to test norms with and without an offset.
 fn offset(rows: usize) -> f32 {
     if rows.is_multiple_of(3) { 0.0 } else { 0.5 }
 }
@@ -566,7 +566,7 @@ pub(super) fn offset_by(offset: f32, weights: Vec<f64>) -> Vec<f64> {
     weights.into_iter().map(|weight| weight + f64::from(offset)).collect()
 }
 
-/// A row divided by its root mean square.
+/// A row divided by its root mean square, and multiplied by `weight`.
 pub(super) fn rms_normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     x.iter().zip(weight).map(|(x, weight)| x / (mean + 1e-5).sqrt() * weight).collect()

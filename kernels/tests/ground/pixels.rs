@@ -48,8 +48,8 @@ impl PixelData {
         (f64::from(self.bytes[first + pixel * 3 + channel]) * levels[0] - levels[1 + channel]) / levels[4 + channel]
     }
 
-    /// The expected element of a position at a patch: the sum over all points of the grid, each
-    /// weighted by a hat function around the point.
+    /// One element of a patch's expected position embedding: the sum over all points of the grid,
+    /// each weighted by a hat function around the point.
     pub(super) fn position(&self, table: &[f64], [side, hidden]: [usize; 2], patch: usize, element: usize) -> f64 {
         let [picture, row, column] = [0, 1, 2].map(|axis| self.places[axis][patch]);
         let [_, down, across, _] = self.layout[picture as usize];

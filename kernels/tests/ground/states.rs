@@ -1,5 +1,5 @@
-//! Layers with a recurrent state: steps with decoding sequences, prompts, padding and snapshots, and
-//! their expected results in `f64`.
+//! Layers with a recurrent state: steps with decoding sequences, prompts, padding and snapshots,
+//! and their expected results in `f64`.
 
 use std::ops::Range;
 
@@ -17,11 +17,11 @@ use super::{
 };
 
 /// One sequence of a step: its rows, its tokens including these rows, and the numbers of rows after
-/// which snapshots are taken. Without tokens, it is padding.
+/// which snapshots are taken. A sequence without tokens is padding.
 pub type Rows = (usize, usize, Vec<usize>);
 
-/// A step over one layer with states, by the causal convolution or the gated delta rule. Leading
-/// sequences of one row are decoded.
+/// A step of the causal convolution or of the gated delta rule over one layer with states. The
+/// leading sequences of one row are the decoding sequences.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub key_heads: usize,
@@ -43,8 +43,8 @@ pub enum Of {
     /// The output of the gated delta rule and all states.
     Delta,
     /// All states after the gated delta rule. They are exact to the type of the matrices: all
-    /// sequences have a single row, or keys do not have 128 elements, so that no kernel computes in
-    /// chunks with f16 operands.
+    /// sequences have at most `SHORT` rows, or keys do not have 128 elements, so that no kernel
+    /// computes in chunks with f16 operands.
     DeltaStates,
 }
 
@@ -176,8 +176,8 @@ impl Step {
         self.sequences.iter().map(|(rows, ..)| rows).sum()
     }
 
-    /// The sequences' places, and the number of slots. Every second sequence writes the slot that
-    /// it reads. One slot is neither read nor written.
+    /// The rows and slots of each sequence, and the number of slots. Every second sequence writes
+    /// the slot that it reads. One slot is neither read nor written.
     fn places(&self) -> (Vec<Place>, usize) {
         let slots = self.sequences.iter().map(|(.., snapshots)| 2 + snapshots.len()).sum::<usize>() + 1;
         let mut free = Random::new(11).shuffled(slots).into_iter();
@@ -392,7 +392,7 @@ fn uploaded<'s, B: Backend>(scope: &'s Scope<'_, B>, places: &[Place]) -> Result
 }
 
 /// The output of the gated delta rule for a prompt whose tokens are divided into steps at `cuts`.
-/// Inputs are rounded to `stored`, whatever the activations of the backend are.
+/// Inputs are rounded to the type `stored`, whatever type the backend's activations have.
 pub fn divided<B: Backend>(scope: &Scope<'_, B>, stored: DType, cuts: &[usize]) -> Result<Vec<f32>, KernelError> {
     let (activation, mut random) = (scope.target().activation(), Random::new(17));
     let step = Step {

@@ -1,5 +1,5 @@
-//! Weights in ggml's blocks of quantized elements. The blocks are written, and widened a second time,
-//! by candle.
+//! Weights in ggml's blocks of quantized elements. candle packs the blocks, and also widens them
+//! for comparison.
 
 use bursar_budgets::Workspace;
 use bursar_kernels::{
@@ -41,7 +41,7 @@ fn packed(random: &mut Random, (kind, dtype): (BlockType, GgmlDType), rows: usiz
     widen_blocks(kind, &bytes, &mut wide);
     let of_candle: Vec<f32> = packed.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1().unwrap();
     for (ours, theirs) in wide.iter().zip(&of_candle) {
-        assert!((ours - theirs).abs() <= 1e-6 * theirs.abs(), "{kind}: {ours} and {theirs} of candle");
+        assert!((ours - theirs).abs() <= 1e-6 * theirs.abs(), "{kind}: {ours} here, but {theirs} in candle");
     }
     Packed { kind, rows, bytes, wide }
 }
@@ -63,8 +63,9 @@ fn exact(x: &[f32], wide: &[f32], columns: usize) -> Vec<f64> {
     x.chunks(columns).flat_map(|x| wide.chunks(columns).map(move |weight| product(x, weight))).collect()
 }
 
-/// The rounding of f32 sums of `columns` products, for activations and weights up to 1. Integers,
-/// which are up to twice as large, and offsets are summed separately.
+/// Bound on the rounding error of an f32 sum of `columns` products of activations and weights up to
+/// 1. A weight is a scaled integer plus an offset. Kernels sum the products with the scaled
+/// integers, which are up to twice as large as the weights, and with the offsets separately.
 fn tolerance(columns: usize) -> f64 {
     3.0 * (columns + 2) as f64 * f64::from(f32::EPSILON) / 2.0
 }
@@ -114,7 +115,7 @@ fn a_packed_product_of_many_rows_matches_single_rows() {
         assert_eq!(
             found(0, 7),
             single[..7 * features],
-            "{format:?}: a batch of seven rows has other bits than single rows"
+            "{format:?}: a batch of seven rows differs bitwise from single rows"
         );
         for (many, single) in found(0, rows).iter().zip(&single) {
             assert!(f64::from((many - single).abs()) < tolerance(columns), "{format:?}: {many} and {single}");
@@ -172,7 +173,7 @@ fn embedding_from_packed_blocks_gives_exactly_the_widened_row() {
 fn experts_with_packed_weights_match_widened_weights() {
     let mut random = Random::new(25);
     let (experts, hidden, features, rows) = (4, 256, 64, 9);
-    // Gate and up alternate between two formats, as when a file has them in different ones.
+    // Gate and up alternate between two formats, as in a file that stores them differently.
     let parts: Vec<_> = (0..2 * experts)
         .map(|part| packed(&mut random, TYPES[if part % 2 == 0 { 5 } else { 7 }], features, hidden))
         .collect();

@@ -163,8 +163,8 @@ fn unsuitable_scales_and_formats_are_refused_with_an_explanation() {
         "linear: scales is [1, 2]; expected [2, 2]\n\
          linear: scales is [2, 2]; expected blocks of a height that divides 128\n\
          linear: scales is [129]; expected [130]\n\
-         linear: scales is [130]; expected groups of activations for blocks, and rows for rows\n\
-         linear: weight holds f32; expected quantized elements, as it has scales\n\
+         linear: scales is [130]; expected activation groups for block scales, rows for row scales\n\
+         linear: weight holds f32; expected quantized elements for its scales\n\
          linear: weight holds f8e4m3; expected floating-point numbers"
     );
 }

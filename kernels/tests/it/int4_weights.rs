@@ -7,7 +7,7 @@ use crate::ground::{Int4, Way, assert_close, compute, plan};
 
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// The rounding of f32 sums of `columns` products of numbers up to 1.
+/// Bound on the rounding error of an f32 sum of `columns` products of numbers up to 1.
 fn tolerance(columns: usize) -> f64 {
     (columns + 2) as f64 * f64::from(f32::EPSILON)
 }
@@ -61,7 +61,7 @@ fn a_gpu_plans_space_for_dequantized_rows() {
         gpu.linear_scratch(shape[0], shape[1], DType::U4) - gpu.linear_scratch(shape[0], shape[1], DType::BF16)
     };
     assert_eq!(scratch([4608, 3584]).0, 4608 * 3584 * 2, "all rows fit");
-    assert_eq!(scratch([3584, 18_944]).0, 1792 * 18_944 * 2, "half of the rows");
+    assert_eq!(scratch([3584, 18_944]).0, 1792 * 18_944 * 2, "half of the rows fit");
     let has = |scheme, shape| gpu.has_quantized(scheme, shape);
     assert!(has(QuantizationScheme::int4(32, true), [80, 96]) && !has(QuantizationScheme::int4(64, true), [80, 96]));
     assert!(!has(QuantizationScheme::int4(32, true), [81, 96]), "a block has 16 rows");

@@ -1,4 +1,4 @@
-//! Plans: each equals the measurement to the byte, and the cost of a pass is counted.
+//! Plans: each plan equals the measurement to the byte and counts the cost of the pass.
 
 use bursar_budgets::{Bytes, Hint};
 use bursar_kernels::{ops::attention_packed::PackedSequences, ops::attention_paged::PagedSequences, *};
@@ -65,7 +65,7 @@ fn a_product_plans_one_widened_weight_panel_for_each_thread() {
     let panel = |threads: usize| scratch(threads, DType::BF16);
     assert_eq!(scratch(2, DType::F32), Bytes(0));
     assert_eq!(panel(2), panel(1) * 2);
-    assert_eq!(panel(64), panel(1) * 300u64.div_ceil(panel(1).0 / 200), "there are no more panels than rows of panels");
+    assert_eq!(panel(64), panel(1) * 300u64.div_ceil(panel(1).0 / 200), "no more panels than the weight has");
 }
 
 #[test]
@@ -116,8 +116,8 @@ fn the_work_of_attention_is_counted_exactly() {
         Work { flops: 4 * 137 * 32, bytes: Bytes(uploads + tables + queries_and_out + cache), ..Work::default() }
     );
 
-    // A window of 16 tokens over prompts and decoding steps. Each case is [rows, context, sequences],
-    // the expected pairs and the expected keys.
+    // A window of 16 tokens over prompts and decoding steps. Each case is [rows, context,
+    // sequences], the expected pairs and the expected keys.
     for ([rows, context, count], pairs, keys) in [
         ([5, 40, 1], 5 * 16, 20),
         ([20, 20, 1], (1..=16).sum::<u64>() + 4 * 16, 20),

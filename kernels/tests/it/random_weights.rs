@@ -1,5 +1,5 @@
-//! Random numbers in place: equal for every backend and number of threads, with
-//! the distribution of weights.
+//! Random numbers in place: they do not depend on the number of threads, and they have the
+//! requested distribution.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{

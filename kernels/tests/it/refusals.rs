@@ -49,8 +49,8 @@ fn experts(scope: &Scope<'_, Plan>, x: [usize; 2], gate_up: [usize; 2], down: [u
     scope.add_experts(&gated, &down, &routing, &mut sum)
 }
 
-/// The norm of five rows of eight numbers that experts have summed, with a weight and output
-/// rows of these sizes.
+/// Adds the results of experts to five rows of eight numbers and normalizes the rows, with a norm
+/// weight of `weight` numbers and an output of shape `out`.
 fn normed_experts(scope: &Scope<'_, Plan>, weight: usize, out: [usize; 2]) -> Result<(), KernelError> {
     let routing = scope.route(&scope.empty_f32([5, 4])?, 2, true, &scope.empty_u32([4])?)?;
     let (gated, down, mut sum) = (scope.empty([10, 4])?, scope.empty([32, 4])?, scope.empty([5, 8])?);
@@ -269,7 +269,7 @@ linear: bias is [8]; expected [7]
 linear: weight is [7, 5]; expected contiguous rows
 linear: out is [3, 8]; expected [3, 7]
 linear: sum is [4, 7]; expected [3, 7]
-rotary: frequencies is [4]; expected as many pairs as have an axis
+rotary: frequencies is [4]; expected as many pairs as the axes define
 rotary: frequencies holds u32; expected f32
 rotary_kv_write: qkv is [3, 39]; expected [3, 40]
 rotary_kv_write: layer holds bf16; expected the target's activations without scales, or quantized elements with scales
@@ -281,10 +281,10 @@ gated_linear: weight is [3, 4]; expected an even number of rows
 route: logits holds u32; expected f32
 route: loads is [5]; expected [4]
 route: logits is [5, 513]; expected 1 to 512 experts
-route: logits is [5, 4]; expected as many experts as a row takes, of 32 at most
-route: logits is [5, 64]; expected as many experts as a row takes, of 32 at most
+route: logits is [5, 4]; expected a `top` of 1 to 32 that is at most the number of experts
+route: logits is [5, 64]; expected a `top` of 1 to 32 that is at most the number of experts
 gated_experts: x is [4, 8]; expected as many rows as were routed
-gated_experts: weight is [33, 8]; expected as many rows of gate and of up for each expert
+gated_experts: weight is [33, 8]; expected equally many gate and up rows for each expert
 add_experts: weight is [36, 4]; expected one row per expert and column of sum
 add_experts: x is [10, 4]; expected [10, 5]
 gelu: x holds u32; expected the target's activations
@@ -348,10 +348,10 @@ fn an_index_outside_its_tensor_accesses_no_memory() {
         "row 3 of 3",
         "a chosen token id is checked like a given id"
     );
-    assert_eq!(embed(UnseenToken { row: 2 }.code(), [0, 0]), "row 2 of 2 choices of the step before");
+    assert_eq!(embed(UnseenToken { row: 2 }.code(), [0, 0]), "row 2 of 2 choices of the previous step");
     assert_eq!(
         embed(NO_CHOICE, [0, 0]),
-        "row 2147483647 of 2 choices of the step before",
+        "row 2147483647 of 2 choices of the previous step",
         "the code for no choice is not a token id"
     );
     let gather =
@@ -403,10 +403,10 @@ fn a_patch_outside_its_picture_accesses_no_memory() {
         })
     };
     assert_eq!(patchify([0, 2, 2, 1], [1, 0, 0], 48), "row 1 of 1");
-    assert_eq!(patchify([0, 2, 2, 1], [0, 2, 0], 48), "patch 2, 0 of a picture of 2 x 2");
-    assert_eq!(patchify([0, 2, 2, 1], [0, 0, u32::MAX], 48), "patch 0, 4294967295 of a picture of 2 x 2");
-    assert_eq!(patchify([0, 2, 2, 3], [0, 0, 0], 48), "a picture of 3 frames, in patches of 2");
-    assert_eq!(patchify([0, 2, 2, 0], [0, 0, 0], 48), "a picture of 0 frames, in patches of 2");
+    assert_eq!(patchify([0, 2, 2, 1], [0, 2, 0], 48), "patch 2, 0 is outside a picture of 2 x 2");
+    assert_eq!(patchify([0, 2, 2, 1], [0, 0, u32::MAX], 48), "patch 0, 4294967295 is outside a picture of 2 x 2");
+    assert_eq!(patchify([0, 2, 2, 3], [0, 0, 0], 48), "a picture has 3 frames; expected 1 to 2");
+    assert_eq!(patchify([0, 2, 2, 0], [0, 0, 0], 48), "a picture has 0 frames; expected 1 to 2");
     let outside = patchify([1, 2, 2, 1], [0, 1, 1], 48);
     assert!(outside.contains("out of range"), "{outside}");
     let outside = patchify([0, 2, 2, 2], [0, 0, 0], 48);
@@ -423,8 +423,8 @@ fn a_patch_outside_of_its_picture_has_no_position() {
         })
     };
     assert_eq!(position([1, 0, 0]), "row 1 of 1");
-    assert_eq!(position([0, 2, 0]), "patch 2, 0 of a picture of 2 x 3");
-    assert_eq!(position([0, 0, 3]), "patch 0, 3 of a picture of 2 x 3");
+    assert_eq!(position([0, 2, 0]), "patch 2, 0 is outside a picture of 2 x 3");
+    assert_eq!(position([0, 0, 3]), "patch 0, 3 is outside a picture of 2 x 3");
 }
 
 #[test]
@@ -441,10 +441,10 @@ fn inconsistent_sequences_access_no_memory() {
     let expected = "block 4 of a layer of 4 blocks
 sequence 0 has a context of 33 in blocks for 32
 sequence 0 has 5 rows in a context of 4
-the sequences have the rows [0, 4] of 5
-the sequences have the rows [0, 6] of 5
-the sequences have the rows [0, 3, 2] of 5
-the sequences have the rows [0, 4294967295] of 5";
+query_starts are [0, 4]; expected ascending values from 0 to 5
+query_starts are [0, 6]; expected ascending values from 0 to 5
+query_starts are [0, 3, 2]; expected ascending values from 0 to 5
+query_starts are [0, 4294967295]; expected ascending values from 0 to 5";
     assert_eq!(cases.join("\n"), expected);
 }
 
@@ -500,5 +500,5 @@ fn a_planned_tensor_cannot_be_used_in_computation() {
         let planned = dry.empty([3, 4]).unwrap();
         panics(|scope| scope.argmax(&planned).map(drop))
     });
-    assert_eq!(text.0, "a view that a plan has made, on no memory");
+    assert_eq!(text.0, "the view was made while planning and has no memory");
 }

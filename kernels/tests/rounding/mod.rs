@@ -1,5 +1,5 @@
-//! Kernels that share their arithmetic give the same bits: kernels for many rows as kernels for few
-//! rows, and one operation as the two operations that it combines.
+//! Kernels that share their arithmetic give the same bits: kernels for many rows and kernels for
+//! few rows, and a fused operation and the two operations that it combines.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{ops::rms_norm::RmsNorm, *};
@@ -27,8 +27,8 @@ fn the_fused_norm_of_a_mixtures_sum_matches_two_operations() {
     }
 }
 
-/// Codes and the bits of scales of the rows of `x`, which are normalized,
-/// gated or quantized directly.
+/// The codes and the bits of the scales of the rows of `x`, which are normalized, gated or only
+/// quantized.
 fn rounded_rows(
     scope: &Scope<'_, Cuda>,
     (operation, quantization): (&str, Quantization),

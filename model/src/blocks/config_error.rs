@@ -23,7 +23,7 @@ pub enum ConfigError {
         value: String,
         supported: &'static str,
     },
-    /// A field changes what the model computes, and this crate does not support it.
+    /// A field changes what the model computes, and this crate does not support the field.
     #[error("config.json: {field} is {value}; this changes what the model computes and is not supported")]
     Unknown {
         /// The field's path in the file.

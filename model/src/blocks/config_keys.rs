@@ -83,7 +83,7 @@ pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&
     }
 }
 
-/// The error that refuses `key`, with its value truncated.
+/// The error that refuses `key`, with the value truncated to `VALUE_CHARS_MAX` characters.
 pub fn unknown(place: &str, key: &str, value: &Value) -> ConfigError {
     let mut value = value.to_string();
     if let Some((end, _)) = value.char_indices().nth(VALUE_CHARS_MAX) {

@@ -22,7 +22,7 @@ use crate::{
 
 impl DecoderConfig {
     /// Claims the counters of expert choices. Returns the whole tensor, and one row of it for each
-    /// layer that has experts. The layer of a draft head is the last.
+    /// layer that has experts. If a draft head is loaded, its layer is the last.
     fn loads(
         &self,
         map: &mut WeightMap<'_>,
@@ -55,7 +55,8 @@ pub struct Decoder {
 /// and values to `layers`.
 pub struct StepCaches<'a> {
     /// Keys and values: one entry per layer, followed by one for the draft head's layer if the head
-    /// is loaded. If there are fewer entries than decoder layers, a step runs only that many layers.
+    /// is loaded. If there are fewer entries than decoder layers, a step runs only that many
+    /// layers.
     pub layers: &'a [LayerCache],
     /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The number of
     /// DeepStack parts in a row follows from `width`.
@@ -82,8 +83,8 @@ impl Decoder {
         let name = |part: &str| format!("{prefix}.{part}");
         let embedding_name = name("embed_tokens.weight");
         let share = config.share(map.rank())?;
-        // All ranks have the same number of rows of the head, so that their logits can be gathered
-        // as columns of equal width.
+        // All ranks have the same number of rows of the output projection, so that their logits can
+        // be gathered as columns of equal width.
         let (tokens, rows) = (share.vocabulary, share.tokens_of_each());
         let embedding = if config.tied_embeddings {
             map.vocabulary(&embedding_name, tokens, rows, config.hidden)?
@@ -98,7 +99,8 @@ impl Decoder {
         map.set_in_decoder(false);
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = if config.tied_embeddings {
-            // Some tools also save a tied head as a separate tensor, which equals the embedding.
+            // Some tools also save a tied output projection as a separate tensor, which equals the
+            // embedding.
             map.allow_tied(head, &embedding_name);
             None
         } else {
@@ -132,8 +134,8 @@ impl Decoder {
         &self.groups
     }
 
-    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. The layers
-    /// are those of one [cache group](CacheGroups).
+    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. The
+    /// layers are those of one [cache group](CacheGroups).
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
         let (layers, head_dim) = (self.groups.layers_each(), self.config.head_dim);
         KvShape { layers, kv_heads: self.share.kv_heads.count, head_dim, dtype }
@@ -160,8 +162,8 @@ impl Decoder {
     /// the scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time: the logits
     /// of a whole prompt would take gigabytes.
     ///
-    /// If `hidden` `[tokens, hidden]` is given, it receives all rows after the final norm, which a
-    /// draft head reads. The last layer then runs on all rows.
+    /// If `hidden` `[tokens, hidden]` is given, it receives all rows after the final norm, because
+    /// a draft head reads them. The last layer then runs on all rows.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -214,10 +216,11 @@ impl Decoder {
         self.project(&inner, &chosen, norm, of, logits)
     }
 
-    /// Runs the draft head after a step over `batch`, which has its
-    /// [inputs](StepBatch::pack_with_drafts). Returns the logits of the token after the chosen one
-    /// for each logit row of the step, like [`step`](Self::step). `caches.previous` has the tokens
-    /// that the step chose, and `caches.layers` the caches of all layers.
+    /// Runs the draft head after a step over `batch`. `batch` must have the
+    /// [inputs](StepBatch::pack_with_drafts) of a draft head. Returns, for each logit row of the
+    /// step, the logits of the token after the chosen token. The shape is that of
+    /// [`step`](Self::step). `caches.previous` has the tokens that the step chose, and
+    /// `caches.layers` has the caches of all layers.
     ///
     /// For a further draft, `batch` has one row per sequence, at the position and slot of the
     /// previous row's input token, and `caches.previous` has the drafted tokens.
@@ -237,14 +240,15 @@ impl Decoder {
         let inner = scope.scope();
         let (layout, mut words) = (StepLayout::of(&batch, self.config.draft_format()), Vec::new());
         layout.pack(&batch, &mut words);
-        // A pass in which every row is chosen is a worst case, so it takes no less memory than others.
+        // Sizing measures a pass in which every row is chosen, so such a pass must not use less
+        // memory than other passes.
         words.resize(layout.words_with_chosen_rows(), 0);
         let step_arrays = inner.upload([words.len()], &words)?;
         self.draft_into(&inner, &StepInputs::over(&step_arrays, &layout), caches, of, rows, logits)
     }
 
-    /// Like [`draft`](Self::draft), but uploads nothing. `step_arrays` `[words]` u32 and `layout` are
-    /// those of the step, with the inputs of the head.
+    /// Like [`draft`](Self::draft), but uploads nothing. `step_arrays` `[words]` u32 and `layout`
+    /// are the arrays and the layout of the step, including the inputs of the draft head.
     pub fn draft_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -269,7 +273,7 @@ impl Decoder {
         logits: Tensor<'s>, // [logit_rows, padded tokens]
     ) -> Result<Tensor<'s>, KernelError> {
         let head = self.draft_head.as_ref().expect("the model was loaded with its draft head");
-        let cache = caches.layers.get(self.config.layers).expect("the caches have that of the draft head");
+        let cache = caches.layers.get(self.config.layers).expect("the draft head has a cache");
         let DraftRows { hidden, normed } = rows;
         {
             let scope = scope.scope();
@@ -311,10 +315,10 @@ impl Decoder {
         })
     }
 
-    /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if it is `None`.
-    /// The other rows are read only by the attention of later tokens, so the last layer computes only
-    /// their keys and values. For a prompt and the shape of a 7B model, this saves one thirtieth of
-    /// the work.
+    /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if it is
+    /// `None`. The other rows are read only by the attention of later tokens, so the last layer
+    /// computes only their keys and values. For a prompt and the shape of a 7B model, this saves
+    /// one thirtieth of the work.
     fn run<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

@@ -219,13 +219,13 @@ impl DecoderConfig {
         RmsNorm { weight, weight_offset: self.norm_offset, epsilon: self.norm_epsilon }
     }
 
-    /// Whether a layer has attention, as the layer of a draft head does. Any other layer has a gated
-    /// delta net.
+    /// Whether a layer has attention. A layer without attention has a gated delta net. The layer of
+    /// a draft head always has attention.
     pub fn has_attention(&self, layer: usize) -> bool {
         self.gated_delta.as_ref().is_none_or(|delta| !delta.is_in.get(layer).is_some_and(|is_in| *is_in))
     }
 
-    /// Number of layers with attention, without the layer of a draft head.
+    /// Number of layers with attention, not counting the layer of a draft head.
     pub fn attention_layers(&self) -> usize {
         (0..self.layers).filter(|layer| self.has_attention(*layer)).count()
     }
@@ -243,8 +243,8 @@ impl DecoderConfig {
         self.sliding.as_ref().filter(|sliding| sliding.is_in[layer]).map(|sliding| sliding.tokens)
     }
 
-    /// Removes the window if it is not shorter than the longest sequence, `tokens`, because it would
-    /// then hide no token.
+    /// Removes the window if it is not shorter than the longest sequence, `tokens`, because it
+    /// would then hide no token.
     pub(crate) fn limit_context(&mut self, tokens: usize) {
         self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
     }
@@ -253,7 +253,7 @@ impl DecoderConfig {
     ///
     /// # Errors
     /// [`ConfigError::NoDraftHead`] if the model has no draft head, and
-    /// [`ConfigError::Unsupported`] if the head has other layers or a separate embedding.
+    /// [`ConfigError::Unsupported`] if the head has more than one layer or a separate embedding.
     pub(crate) fn select_draft_head(&mut self, is_loaded: bool) -> Result<(), ConfigError> {
         if !is_loaded {
             self.draft_head = None;
@@ -300,7 +300,8 @@ fn check_sizes(fields: &Fields) -> Result<(), ConfigError> {
     ConfigError::check_size("num_attention_heads", fields.num_attention_heads, HEAD_MAX)
 }
 
-/// The number of query heads, the number of key heads that they share, and the elements of a head.
+/// The number of query heads, the number of key heads that they share, and the number of elements
+/// of a head.
 fn heads(fields: &Fields) -> Result<[usize; 3], ConfigError> {
     let heads = fields.num_attention_heads;
     let kv_heads = fields.num_key_value_heads.unwrap_or(heads);
@@ -334,9 +335,9 @@ impl LayerKind {
 /// Keys that change what other families compute, and that hybrid models support.
 const HYBRID_KEYS: [&str; 2] = ["attn_output_gate", "partial_rotary_factor"];
 
-/// Adds to `delta` the layers with gated delta nets: the layers that `layer_types` names, otherwise
-/// all except every `full_attention_interval`th layer (transformers 5.17,
-/// `configuration_qwen3_5.py`).
+/// Adds to `delta` the layers with gated delta nets: the layers that `layer_types` calls
+/// `linear_attention`, or without `layer_types` all layers except every `full_attention_interval`th
+/// (transformers 5.17, `configuration_qwen3_5.py`).
 fn delta_layers(place: &str, fields: &Fields, delta: GatedDeltaConfig) -> Result<GatedDeltaConfig, ConfigError> {
     let unsupported = |key: &str, value: String, supported| {
         Err(ConfigError::Unsupported { field: format!("{place}{key}"), value, supported })
@@ -344,7 +345,8 @@ fn delta_layers(place: &str, fields: &Fields, delta: GatedDeltaConfig) -> Result
     if fields.attn_output_gate == Some(false) {
         return unsupported("attn_output_gate", "false".to_owned(), "true");
     }
-    // The activation of the norm's gate in gated delta nets. `swish` is another name of SiLU.
+    // `output_gate_type` is the activation of the norm's gate in gated delta nets. `swish` is
+    // another name of SiLU.
     if let Some(kind) = fields.output_gate_type.as_deref().filter(|kind| !["swish", "silu"].contains(kind)) {
         return unsupported("output_gate_type", kind.to_owned(), "swish and silu");
     }

@@ -132,7 +132,7 @@ impl DecoderShape {
     /// # Panics
     /// If `token` is not a control token of this shape.
     pub fn id(&self, token: &str) -> usize {
-        self.words + self.text.control.iter().position(|control| *control == token).expect("a token of the list")
+        self.words + self.text.control.iter().position(|control| *control == token).expect("a control token")
     }
 
     /// The decoder's keys of `config.json`.

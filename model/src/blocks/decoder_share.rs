@@ -18,7 +18,7 @@ pub struct DecoderShare {
     pub intermediate: RankShard,
     /// Heads of gated delta nets, if the decoder has them.
     pub delta: Option<DeltaHeads>,
-    /// Parts of a mixture, if the decoder has one.
+    /// Experts of a mixture, and columns of its shared expert, if the decoder has a mixture.
     pub mixture: Option<MixtureShare>,
     /// Tokens of the vocabulary. If the vocabulary does not divide equally, the last ranks have
     /// fewer tokens.

@@ -1,6 +1,6 @@
-//! The draft head of Qwen3.5 and later: one layer that predicts the token after the next (multi-token
-//! prediction, Gloeckle et al. 2024, arXiv 2404.19737). The order of the inputs and the norms is that
-//! of vLLM (0.33, `qwen3_5_mtp.py`).
+//! The draft head of Qwen3.5 and later: one layer that predicts the token after the next
+//! (multi-token prediction, Gloeckle et al. 2024, arXiv 2404.19737). The order of the inputs and
+//! the norms is the same as in vLLM (0.33, `qwen3_5_mtp.py`).
 
 use bursar_kernels::{Activations, Backend, KernelError, RankShard, Scope, Tensor, Weight};
 
@@ -24,8 +24,8 @@ pub struct DraftHead {
     embedding_norm: Tensor<'static>, // [hidden]
     hidden_norm: Tensor<'static>,    // [hidden]
     /// `[hidden, hidden]` each: the columns of the input projection for the normalized embedding,
-    /// and those for the normalized row of the decoder. Each rank has both: the projection is less
-    /// than 1 % of a step's work in all released models.
+    /// and the columns for the normalized row of the decoder. Each rank has all columns, because
+    /// the projection is less than 1 % of a step's work in all released models.
     projections: [Weight<'static>; 2],
     layer: Layer,
     norm: Tensor<'static>, // [hidden]
@@ -33,27 +33,27 @@ pub struct DraftHead {
 
 /// The rows that a pass of the draft head reads and writes.
 pub struct DraftRows<'a, 'm> {
-    /// `[tokens, hidden]`: for the first draft, the decoder's rows of the step after its final norm.
-    /// For a further draft, the head's [`normed`](Self::normed) rows of the draft before.
+    /// `[tokens, hidden]`: for the first draft, the decoder's rows of the step after its final
+    /// norm. For a further draft, the head's [`normed`](Self::normed) rows of the previous draft.
     pub hidden: &'a Tensor<'a>,
     /// `[logit_rows, hidden]`: receives the head's rows after its final norm.
     pub normed: &'a mut Tensor<'m>,
 }
 
-/// Tensors of the draft head's pass in a step. They are allocated first, so that they have the same
-/// addresses in a captured step and in its replay, at the beginning of the workspace.
+/// Tensors of the draft head's pass in a step. They are allocated first, at the beginning of the
+/// workspace, so that they have the same addresses in a captured step and in its replay.
 pub struct DraftMemory<'s> {
     /// `[tokens, hidden]`: see [`DraftRows::hidden`].
     pub hidden: Tensor<'s>,
     /// `[logit_rows, hidden]`: see [`DraftRows::normed`].
     pub normed: Tensor<'s>,
-    /// `[logit_rows]` u32: the draft after each row of logits.
+    /// `[logit_rows]` u32: the token that is drafted for each row of logits.
     pub drafted: Tensor<'s>,
 }
 
 impl<'s> DraftMemory<'s> {
-    /// Takes the memory for a step of `tokens` rows, of which `logit_rows` choose a token. `width` is
-    /// the number of elements of a decoder's row.
+    /// Allocates the memory for a step of `tokens` rows. A token is chosen for `logit_rows` of
+    /// these rows. `width` is the number of elements of a decoder's row.
     pub fn take<B: Backend>(
         scope: &'s Scope<'_, B>,
         width: usize,
@@ -88,7 +88,8 @@ impl<'s> DraftMemory<'s> {
 }
 
 impl DraftHead {
-    /// Claims the tensors `mtp.*`. `loads` has a list of counters for a layer with experts.
+    /// Claims the tensors `mtp.*`. `loads` yields the counters of expert choices if the head's
+    /// layer has experts.
     ///
     /// # Errors
     /// [`WeightError::NoDraftHead`] if the checkpoint has no such tensor, and the error of a tensor
@@ -123,8 +124,8 @@ impl DraftHead {
     }
 
     /// Writes the input of the head's layer to `out` `[tokens, hidden]`. `embedded`
-    /// `[tokens, hidden]` has the embedding of the token after each row. `hidden` `[tokens, hidden]`
-    /// has the rows of [`DraftRows::hidden`].
+    /// `[tokens, hidden]` has the embedding of the token after each row. `hidden`
+    /// `[tokens, hidden]` has the rows of [`DraftRows::hidden`].
     pub fn combine<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -156,9 +157,9 @@ impl DraftHead {
         normed: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let (rows, hidden) = (input.rows(), pass.config.hidden);
-        // The chosen rows are a separate tensor even if they are most of the rows, and this tensor is
-        // allocated even if every row is chosen. Memory then grows monotonically with the number of
-        // rows and of chosen rows, so the worst case is the pass with the maximum of both.
+        // The chosen rows are a separate tensor even if they are most of the rows, and this tensor
+        // is allocated even if every row is chosen. Memory then grows monotonically with the number
+        // of rows and of chosen rows, so the worst case is the pass with the maximum of both.
         let chosen_rows = pass.inputs.chosen_rows.as_ref();
         let mut chosen = scope.empty([chosen_rows.map_or(rows, Tensor::rows), hidden])?;
         let scratch = scope.activation_scratch(self.layer.norm_formats(), rows, hidden)?;

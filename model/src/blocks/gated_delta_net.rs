@@ -51,7 +51,7 @@ impl GatedDeltaConfig {
             ConfigError::check_size(field, value, most)?;
         }
         if config.conv_width < 2 {
-            let text = "linear_conv_kernel_dim is 1; expected at least 2, because a state has inputs to keep";
+            let text = "linear_conv_kernel_dim is 1; expected at least 2, because a state keeps earlier inputs";
             return Err(ConfigError::Contradiction(text.to_owned()));
         }
         if !config.value_heads.is_multiple_of(config.key_heads) {
@@ -162,7 +162,7 @@ impl GatedDeltaNet {
         self.gates.as_ref().map_or(inputs, |gates| inputs.and(gates.reads()))
     }
 
-    /// The projection of the result.
+    /// The output projection.
     pub fn out(&self) -> &Linear {
         &self.out
     }

@@ -1,5 +1,6 @@
-//! Configuration of the decoders of Qwen3.5 and later: three gated delta nets for each layer with
-//! attention. Models with pictures and text-only exports share it.
+//! Configuration of the decoders of Qwen3.5 and later: three layers with a gated delta net for each
+//! layer with attention. Models with pictures and text-only exports of these models share this
+//! configuration.
 
 use serde_json::{Map, Value, json};
 

@@ -66,7 +66,7 @@ impl Layer {
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
             mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
                 Some(mixture) => {
-                    let loads = loads.next().expect("each layer with experts has a load list");
+                    let loads = loads.next().expect("each layer with experts has its counters");
                     let held = share.mixture.expect("the share has experts");
                     Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture, held, loads)?)
                 }

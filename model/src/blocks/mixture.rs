@@ -1,6 +1,6 @@
 //! A mixture of experts: for each token, a router chooses a few of many gated MLPs, and their
-//! results are summed with the router's weights (Shazeer et al. 2017, arXiv 1701.06538). Some models
-//! add a shared expert, which every token uses (Qwen3.5).
+//! results are summed with the router's weights (Shazeer et al. 2017, arXiv 1701.06538). Some
+//! models add a shared expert, which every token uses (Qwen3.5).
 
 use bursar_kernels::{
     ActivationFormat, Activations, Backend, KernelError, RankShard, Scope, Tensor, Weight,
@@ -102,9 +102,9 @@ pub struct MixtureShare {
 }
 
 impl Mixture {
-    /// Claims `name.gate.weight`, which is the router, the [experts](WeightMap::experts) of `share`
-    /// under `name.experts`, and `name.shared_expert` with `name.shared_expert_gate`, if the model has
-    /// a shared expert. `loads` `[experts]` counts the choices of experts.
+    /// Claims the router `name.gate.weight` and the [experts](WeightMap::experts) of `share` under
+    /// `name.experts`. If the model has a shared expert, also claims `name.shared_expert` and
+    /// `name.shared_expert_gate`. `loads` `[experts]` counts how often each expert is chosen.
     ///
     /// # Errors
     /// See [`WeightMap::experts`].

@@ -13,8 +13,8 @@ use crate::weights::{Linear, NormScaling, WeightError, WeightMap};
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions.
 pub struct PagedAttention {
-    /// `[(heads + 2 * kv_heads) * head_dim, hidden]`: queries, keys, values. `heads * head_dim` rows
-    /// of gates follow, if the result is gated.
+    /// `[(heads + 2 * kv_heads) * head_dim, hidden]`: queries, keys, values. `heads * head_dim`
+    /// rows of gates follow, if the result is gated.
     pub qkv: Linear,
     /// `[hidden, heads * head_dim]`
     pub out: Linear,
@@ -62,8 +62,8 @@ impl PagedAttention {
         };
         let qkv = map.fused_linear(&rows, hidden, config.biases.qkv)?;
         // YaRN multiplies the rotated elements of queries and keys by a factor. If RoPE rotates all
-        // elements, the scores are multiplied instead. Otherwise, the factor is part of the norms
-        // before the rotation.
+        // elements, the scores are multiplied by the square of the factor instead. Otherwise, the
+        // weights of the norms before the rotation include the factor.
         let factor = config.rope_scaling.attention_factor();
         let scaled = (config.rotary_dim < head_dim && factor != 1.0).then_some(NormScaling {
             elements: config.rotary_dim,

@@ -116,7 +116,10 @@ impl RopeConfig {
         if (2..=head_dim).contains(&elements) && elements.is_multiple_of(2) {
             return Ok(elements);
         }
-        let text = format!("{place}partial_rotary_factor {partial} rotates {elements} of a head's {head_dim} elements");
+        let text = format!(
+            "{place}partial_rotary_factor {partial} rotates {elements} of a head's {head_dim} elements; expected an \
+             even number from 2 to {head_dim}"
+        );
         Err(ConfigError::Contradiction(text))
     }
 }
@@ -173,14 +176,14 @@ impl Inner {
                 (Some(low_factor), Some(high_factor)) if low_factor > 0.0 && high_factor > low_factor => {
                     Ok(RopeScaling::Llama3 { factor, low_factor, high_factor, original_context })
                 }
-                _ => refuse("high_freq_factor", "greater than low_freq_factor, and that greater than 0,"),
+                _ => refuse("high_freq_factor", "greater than low_freq_factor, which must be greater than 0,"),
             },
             (_, Some(original_context)) => {
                 // 0 also means the default, as in transformers 5.17 (`_compute_yarn_parameters`).
                 let or = |given: Option<f64>, default: f64| given.filter(|given| *given != 0.0).unwrap_or(default);
                 let (beta_fast, beta_slow) = (or(self.beta_fast, 32.0), or(self.beta_slow, 1.0));
                 if !(beta_slow > 0.0 && beta_fast >= beta_slow) {
-                    return refuse("beta_fast", "at least beta_slow, and that greater than 0,");
+                    return refuse("beta_fast", "at least beta_slow, which must be greater than 0,");
                 }
                 let attention_factor = self.attention_factor.unwrap_or_else(|| self.yarn_attention(factor));
                 if !(attention_factor > 0.0 && attention_factor.is_finite()) {

@@ -13,7 +13,7 @@ pub struct SlidingWindow {
     /// Number of keys that a query attends to, including its own. At least 1, and less than the
     /// model's context.
     pub tokens: usize,
-    /// `[layers]`: whether the layer has the window. At least one has.
+    /// `[layers]`: whether the layer has the window. At least one layer has it.
     pub is_in: Vec<bool>,
 }
 
@@ -29,8 +29,8 @@ pub enum WindowRule {
     /// (`configuration_qwen3_moe.py`).
     AllLayersIfUsed,
     /// If `sliding_window` is a number and `use_sliding_window` is true: the layers that
-    /// `layer_types` names, or without `layer_types` all except the first `max_window_layers`
-    /// (`configuration_qwen2.py`).
+    /// `layer_types` calls `sliding_attention`, or without `layer_types` all layers except the
+    /// first `max_window_layers` (`configuration_qwen2.py`).
     PerLayer,
 }
 
@@ -104,8 +104,8 @@ pub fn check_layer_types(types: &[String], layers: usize) -> Result<(), ConfigEr
     Err(ConfigError::Contradiction(text))
 }
 
-/// Refuses kinds of attention other than full and sliding. Also refuses `layer_types` of a class
-/// that ignores them, if they contradict what the class computes.
+/// Refuses kinds of attention other than full and sliding. If the transformers class ignores
+/// `layer_types`, also refuses entries that contradict the attention that the class computes.
 fn check_kinds(place: &str, types: &[String], rule: WindowRule, is_in: &[bool]) -> Result<(), ConfigError> {
     let kinds = is_in.iter().map(|is_in| if *is_in { SLIDING } else { FULL });
     match types.iter().zip(kinds).enumerate().find(|(_, (given, kind))| given != kind) {

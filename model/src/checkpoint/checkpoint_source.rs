@@ -47,9 +47,9 @@ impl CheckpointSource {
         }
     }
 
-    /// Why each `mmproj` file next to a GGUF file was skipped: it does not fit the model or cannot be
-    /// read. If there is an entry, the model does not accept pictures. Empty for other sources, and
-    /// if a matching encoder was found.
+    /// Why each `mmproj` file next to a GGUF file was skipped: it does not fit the model or cannot
+    /// be read. If there is an entry, the model does not accept pictures. Empty for other sources,
+    /// and if a matching encoder was found.
     pub fn skipped_encoders(&self) -> &[CheckpointError] {
         if let CheckpointSource::Gguf(file) = self { file.skipped_encoders() } else { &[] }
     }
@@ -209,7 +209,7 @@ impl RandomCheckpoint {
 
     /// The same checkpoint, with routers that prefer some experts, as the routers of trained
     /// mixtures do for text. By Zipf's law, the expert of rank `r` is chosen in proportion to
-    /// `r^-exponent`, but by at most 45 % of all rows. Without a skew, experts are chosen evenly,
+    /// `r^-exponent`, but for at most 45 % of all rows. Without a skew, experts are chosen evenly,
     /// which reads the most weights.
     pub fn with_routing_skew(self, exponent: f32) -> Self {
         RandomCheckpoint { routing_skew: Some(exponent), ..self }

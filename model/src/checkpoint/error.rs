@@ -133,7 +133,7 @@ pub enum CheckpointError {
         packed: String,
     },
     /// The settings describe packed weights, but the files have none.
-    #[error("quantization_config describes packed weights, but the name of no {kind} tensor ends in .{suffix}")]
+    #[error("quantization_config describes packed weights, but no {kind} tensor has a name that ends in .{suffix}")]
     NoPackedWeights { suffix: &'static str, kind: &'static str },
     /// The checkpoint could not be fetched.
     #[cfg(feature = "hub")]
@@ -179,7 +179,7 @@ impl Hint for CheckpointError {
             CheckpointError::Encoder { file, .. } => {
                 format!("to use pictures, replace {file} with the model's own mmproj file")
             }
-            CheckpointError::Encoders { .. } => "leave one of them in the folder".into(),
+            CheckpointError::Encoders { .. } => "keep only one of them in the folder".into(),
             CheckpointError::BlockType { .. } => {
                 "load the model in another quantization, such as Q4_K_M or Q8_0".into()
             }

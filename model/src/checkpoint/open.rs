@@ -30,7 +30,7 @@ const TEXT_PARTS: [&str; 2] = ["text_config", "llm_config"];
 #[derive(Debug)]
 pub struct Checkpoint {
     /// All of `config.json`, from which each family reads its settings. Quantization settings that
-    /// a text part repeats are removed.
+    /// a text part repeats are removed from the text part.
     pub config: Map<String, Value>,
     /// `generation_config.json`. If it has no end tokens, they are taken from `config.json`, or
     /// else from its text part and from the tokenizer.
@@ -79,8 +79,8 @@ impl Checkpoint {
         let quantization_place = gather_quantization(&mut config);
         let files = TextFiles::read(&source, tokenizer.map(CheckpointSource::Folder).as_ref())?;
         let mut tensors = TensorIndex::open(&source)?;
-        // Settings that are not supported are refused later, with the user's choice: see
-        // `weight_formats`.
+        // Unsupported settings are refused later, when `weight_formats` combines the settings with
+        // the user's choice.
         let modelopt = files.get(MODELOPT).and_then(|json| serde_json::from_slice(json).ok());
         let formats = stored_formats((&config, &quantization_place), modelopt.as_ref());
         if let Ok(Some(StoredFormat::Packed(packed))) = formats {
@@ -126,7 +126,7 @@ impl Checkpoint {
         })
     }
 
-    /// Whether the weights are in a GGUF file, most of which are quantized.
+    /// Whether the weights are in a GGUF file. Most GGUF files are quantized.
     pub(crate) fn is_gguf(&self) -> bool {
         matches!(self.source, CheckpointSource::Gguf(_))
     }
@@ -152,14 +152,14 @@ impl Checkpoint {
         Checkpoint { loads_draft_head: is_loaded, ..self }
     }
 
-    /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows that are not
-    /// shorter are ignored, because they would change nothing.
+    /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows of `tokens`
+    /// or more tokens are ignored, because they would change nothing.
     pub fn with_context_limit(self, tokens: usize) -> Self {
         Checkpoint { context_limit: tokens, ..self }
     }
 
     /// Maximum number of tokens of a sequence. `usize::MAX` if nothing has set a limit; the
-    /// configuration may have a lower one.
+    /// configuration may have a lower limit.
     pub fn context_limit(&self) -> usize {
         self.context_limit
     }
@@ -184,8 +184,8 @@ impl Checkpoint {
         &self.source
     }
 
-    /// The video processor, if the checkpoint has separate settings for it. Some models
-    /// need it because image settings cannot describe their videos.
+    /// The video processor, if the checkpoint has separate settings for it. Some models need
+    /// separate settings, because image settings cannot describe their videos.
     pub fn own_video_processor(&self) -> Option<&VideoProcessor> {
         self.video_processor.as_ref().filter(|_| self.has_own_video_processor)
     }
@@ -201,7 +201,7 @@ impl Checkpoint {
     }
 
     /// Parses the tokenizer and combines it with the templates. This takes a third of a second for
-    /// a vocabulary of 150,000 tokens, most of the time of opening a checkpoint.
+    /// a vocabulary of 150,000 tokens, which is most of the time of opening a checkpoint.
     ///
     /// # Errors
     /// [`CheckpointError`] if the tokenizer's files are damaged.

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 
 use super::packed::PackedScheme;
 
-/// The element types of weights that are supported.
+/// The supported element types of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorType {
     BF16,

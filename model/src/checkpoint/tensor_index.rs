@@ -34,7 +34,7 @@ pub struct TensorIndex {
 enum Place {
     /// The index of the shard that has the tensor.
     Shard(usize),
-    /// The tensor is a weight that several tensors form.
+    /// A packed weight, which consists of several tensors.
     Packed(Box<PackedParts>),
 }
 
@@ -108,15 +108,15 @@ impl TensorIndex {
     }
 
     /// The same index, with each packed weight as one tensor `module.weight` in place of its parts.
-    /// The tensor is named `module` if it has the matrices of all experts of a layer. A module is packed
-    /// if the file has packed elements for it. All other tensors are unchanged, even if the settings do
-    /// not exclude their modules.
+    /// The tensor is named `module` if it has the matrices of all experts of a layer. A module is
+    /// packed if the file has packed elements for it. All other tensors are unchanged, even if the
+    /// settings do not exclude their modules.
     ///
     /// # Errors
     /// [`CheckpointError::PackedTensor`], [`CheckpointError::ExcludedPacked`],
-    /// [`CheckpointError::PackedTwice`] or [`CheckpointError::MissingPart`] if a module's tensors do
-    /// not match each other or the settings. [`CheckpointError::NoPackedWeights`] if the file has no
-    /// packed weight.
+    /// [`CheckpointError::PackedTwice`] or [`CheckpointError::MissingPart`] if a module's tensors
+    /// do not match each other or the settings. [`CheckpointError::NoPackedWeights`] if the file
+    /// has no packed weight.
     pub(super) fn with_packed(mut self, settings: &PackedQuantization) -> Result<Self, CheckpointError> {
         if self.drawn.is_some() {
             return Ok(self);
@@ -237,8 +237,8 @@ impl TensorIndex {
         self.places.contains_key(name)
     }
 
-    /// The first scale of the packed weight `name` that is not valid: the name of its tensor, its value,
-    /// and what is expected. `None` if all scales are valid, or the tensor is not packed.
+    /// The first scale of the packed weight `name` that is not valid: the name of its tensor, its
+    /// value, and what is expected. `None` if all scales are valid, or the tensor is not packed.
     pub fn bad_scale(&self, name: &str) -> Option<(String, f32, &'static str)> {
         let Place::Packed(parts) = self.places.get(name)? else { return None };
         parts.bad_scale(|name| self.raw(name).expect("the parts were found"))

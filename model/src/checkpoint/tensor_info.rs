@@ -38,11 +38,11 @@ pub(crate) enum Order {
     /// The order of the model.
     #[default]
     Model,
-    /// Rotary pairs are in adjacent rows of heads that have this number of rows.
+    /// The two rows of a rotary pair are adjacent. Each head has this number of rows.
     PairedRows(usize),
-    /// The rows are in tiles, each with one row of every group.
+    /// The rows of value heads are in the order that [`Tiling`] describes.
     TiledRows(Tiling),
-    /// The columns of each row are tiled.
+    /// The columns of each row are in the order that [`Tiling`] describes.
     TiledColumns(Tiling),
     /// Each row of the model alternates between this number of elements of the stored tensor and
     /// the same number of elements of a second tensor.

@@ -1,5 +1,6 @@
-//! Families with the vision tower of Qwen3-VL (arXiv 2511.21631), with or without experts. A family
-//! states the names and sizes of its models, and how its decoder is read.
+//! Families with the vision tower of Qwen3-VL (arXiv 2511.21631), with or without experts. Each
+//! family provides the names and sizes of its models, and the function that reads its decoder's
+//! settings.
 
 use std::{fmt::Debug, marker::PhantomData};
 

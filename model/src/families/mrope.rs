@@ -1,5 +1,5 @@
 //! Families with the decoder of Qwen2-VL (arXiv 2409.12191): Qwen2 with multimodal rotary
-//! positions. A family states the names and sizes of its models, and its vision tower.
+//! positions. Each family provides the names and sizes of its models, and its vision tower.
 
 use std::fmt::Debug;
 

@@ -150,8 +150,8 @@ impl CacheGroups {
     /// sequence of any length fits, because all groups have windows.
     pub fn tokens_in(&self, blocks: usize, step_tokens: usize) -> usize {
         let fits = |each: usize| self.blocks_for(each.saturating_mul(BLOCK_TOKENS), step_tokens) <= blocks;
-        // A sequence of `blocks + 1` blocks fits only if its window limits every group. Longer
-        // sequences then need no more blocks.
+        // A sequence of `blocks + 1` blocks fits only if every group has a window that limits its
+        // blocks. Longer sequences then need no more blocks.
         if fits(blocks + 1) {
             return usize::MAX;
         }
@@ -218,7 +218,7 @@ mod tests {
     fn groups_with_full_attention_come_first() {
         let groups = of(&[Some(9), None, Some(9), None]);
         assert_eq!(groups.full(), 1);
-        assert_eq!([1, 3, 0, 2].map(|layer| groups.place(layer).expect("a place")), [(0, 0), (0, 1), (1, 0), (1, 1)]);
+        assert_eq!([1, 3, 0, 2].map(|layer| groups.place(layer).expect("a group")), [(0, 0), (0, 1), (1, 0), (1, 1)]);
     }
 
     #[test]

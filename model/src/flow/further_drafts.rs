@@ -2,8 +2,8 @@
 
 use super::{BlockTable, NextToken, POSITION_AXES, SequencePart, StepBatch};
 
-/// Where the draft head writes a sequence's further drafts. It proposes the first draft together with
-/// the step, and each further draft in a pass over one row per sequence.
+/// The positions and blocks of a sequence's further drafts. The draft head proposes the first draft
+/// together with the step, and each further draft in a pass over one row per sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FurtherDrafts {
     /// Number of further drafts, at least 1.
@@ -12,17 +12,18 @@ pub struct FurtherDrafts {
     pub index: usize,
     /// Position of that token on all axes.
     pub position: u32,
-    /// Blocks for the rows of all passes, in each cache group, even if every draft of the step is
-    /// accepted.
+    /// Block table of each cache group, with enough blocks for the rows of all passes even if every
+    /// draft of the step is accepted.
     pub tables: Vec<BlockTable>,
 }
 
 impl FurtherDrafts {
-    /// The batch that computes draft number `1 + further` of each sequence. `sequences` has the place
-    /// of each sequence's drafts and the number of drafts that the step accepted. The input of row `i`
-    /// is the sequence's previous draft, which only the device knows (row `i` of `caches.previous`).
+    /// The batch that computes draft number `1 + further` of each sequence. `sequences` has, for
+    /// each sequence, its positions and blocks and the number of drafts that the step accepted. The
+    /// input of row `i` is the previous draft of sequence `i`, which only the device knows (row `i`
+    /// of `caches.previous`).
     pub fn batch(sequences: &[(&FurtherDrafts, usize)], further: usize) -> StepBatch {
-        // Index and position of the row. The row's input is the draft that follows at the next index.
+        // Index and position of the row. The row's input is the draft at the next index.
         let before: Vec<_> = sequences
             .iter()
             .map(|(place, accepted)| {

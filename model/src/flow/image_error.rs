@@ -117,7 +117,7 @@ impl Hint for ImageError {
             ImageError::TooMuchDecodeMemory { .. } => "scale the picture down, or save it with 8 bits a channel".into(),
             ImageError::UnknownFormat => "convert the picture to PNG, JPEG, WebP, GIF, BMP or TIFF".into(),
             ImageError::PixelBytes { .. } => {
-                "give red, green and blue of each pixel, row by row without gaps, without alpha".into()
+                "give three bytes (red, green, blue) for each pixel, row by row without gaps, without alpha".into()
             }
             ImageError::Empty { .. } | ImageError::Damaged { .. } => "save the picture again from its source".into(),
             ImageError::Unsupported { format, .. } => {

@@ -86,13 +86,13 @@ pub struct EmbeddingRows<'a> {
 /// The token after the tokens of a sequence in a step, which a draft head reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextToken {
-    /// The step chooses it. The last token of the part has logits.
+    /// The step chooses the token. The last token of the part has logits.
     Chosen,
     /// A token that a later step runs.
     Known {
         token: u32,
         /// The row of the vision cache for a token of a picture. Without a row, the head reads the
-        /// embedding of the placeholder. Only its drafts are then less likely to be accepted.
+        /// embedding of the placeholder, which only makes its drafts less likely to be accepted.
         cache_row: Option<u32>,
     },
 }
@@ -150,9 +150,10 @@ pub struct StepBatch {
     pub query_key_pairs: u64,
     /// Number of leading sequences that have one row, or that decode with at most [`SHORT_ROWS`]
     /// rows. Attention treats each of their rows as a sequence with one row, and recurrent states are
-    /// updated token by token. The results are then those of single decoded tokens. If the step has
-    /// another sequence, only sequences with one row count, so that its block tables are not repeated
-    /// and need no more memory than in the worst cases.
+    /// updated token by token. The results are then the same as if each token were decoded in a
+    /// separate step. If the step also has a longer sequence, only sequences with one row count, so
+    /// that no block table is repeated and the block tables of the step need no more memory than in
+    /// the worst cases.
     pub short_sequences: usize,
     /// Inputs of the draft head's pass after this step. `None` if the model was loaded without its
     /// draft head.
@@ -190,7 +191,7 @@ impl StepBatch {
     /// token after each part.
     ///
     /// # Panics
-    /// See [`pack`](Self::pack). Also if `next` has another length than `parts`, or if a token that
+    /// See [`pack`](Self::pack). Also if `next` and `parts` differ in length, or if a token that
     /// only the device knows follows a row without logits.
     pub fn pack_with_drafts(parts: &[SequencePart<'_>], next: &[NextToken]) -> Self {
         assert_eq!(parts.len(), next.len(), "each part has a next token");

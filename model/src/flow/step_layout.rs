@@ -216,7 +216,7 @@ impl StepLayout {
     }
 
     /// Like [`words`](Self::words), with space for a list of chosen rows even if [every row
-    /// samples](Self::chooses_in_every_row). A step that samples in fewer of these rows needs no more.
+    /// samples](Self::chooses_in_every_row). A step in which fewer rows sample fits too.
     pub fn words_with_chosen_rows(&self) -> usize {
         let list = if self.chooses_in_every_row() { self.logit_rows.next_multiple_of(ALIGNMENT) } else { 0 };
         self.words() + list
@@ -266,7 +266,7 @@ impl StepLayout {
     fn takes_decoding(&self, batch: &StepBatch) -> bool {
         let (rows, chosen) = (batch.token_count(), batch.logit_rows.len());
         let are_single = self.states.single_rows == 0 || batch.single_rows() == batch.sequence_count();
-        // A batch without rows fits any layout. A capture uploads it.
+        // A batch without rows fits any layout. Graph captures upload such a batch.
         batch.is_decoding_alone()
             && (rows == 0 || batch.drafts.is_some() == self.has_drafts)
             && rows <= self.tokens
@@ -305,8 +305,8 @@ impl StepLayout {
             put(StepArray::SnapshotSlots, &batch.snapshot_slots);
             words[self.place(StepArray::StateWrites)][sequences..].fill(NO_STATE);
             words[self.place(StepArray::SnapshotSlots)][SNAPSHOTS * sequences..].fill(NO_STATE);
-            // If every sequence of the layout has one row, so does each sequence of padding. Otherwise,
-            // the first sequence of padding gets all rows of padding.
+            // If every sequence of the layout has one row, each padding sequence also has one row.
+            // Otherwise, the first padding sequence gets all padding rows.
             let are_single = self.states.single_rows == self.states.sequences;
             let starts = &mut words[self.place(StepArray::StateStarts)];
             for (sequence, start) in starts.iter_mut().enumerate().skip(sequences + 1) {
@@ -518,7 +518,7 @@ mod tests {
         assert_eq!((found(StepArray::StateStarts), found(StepArray::StateContexts)), (&[0, 3, 4][..], &[23, 21][..]));
         assert_eq!(found(StepArray::ChosenRows), [1, 2, 3]);
 
-        // Next to a prompt, the tables are not repeated, so that the step needs no more memory.
+        // In a step with a prompt, the tables are not repeated, so that they need no more memory.
         let batch = StepBatch::pack(&parts);
         let layout = StepLayout::of(&batch, format);
         assert_eq!((layout.sequences, layout.single_rows, layout.has_linked_rows), (3, 0, false));
@@ -579,8 +579,8 @@ mod tests {
     fn a_bucket_takes_decoding_that_fits_and_nothing_else() {
         let layout = StepLayout::decode(2, axes(3), 64);
         assert!(layout.takes(&decoding(&[63])) && layout.takes(&decoding(&[10, 50])));
-        assert!(!layout.takes(&decoding(&[64])), "the layout has no room for a fifth block");
-        assert!(!layout.takes(&decoding(&[1, 2, 3])), "the layout has no room for a third row");
+        assert!(!layout.takes(&decoding(&[64])), "the layout cannot hold a fifth block");
+        assert!(!layout.takes(&decoding(&[1, 2, 3])), "the layout cannot hold a third row");
         let changes: [fn(&mut StepBatch); 3] =
             [|batch| batch.score_rows.push(0), |batch| batch.picture_rows.push(0), |batch| batch.logit_rows.clear()];
         for change in changes {

@@ -263,8 +263,8 @@ impl RawConfig {
     }
 
     /// Bounds on the pixels. Refuses a `size` that does not bound the pixels, for example a height
-    /// and a width. The defaults of the transformers class cannot replace it, because they belong
-    /// to another model.
+    /// and a width. The defaults of the transformers class cannot replace such a `size`, because
+    /// they belong to another model.
     fn bounds(&self, default: PixelBounds) -> Result<PixelBounds, ProcessorError> {
         let size = match &self.size {
             Some(Sides::Named(size)) => Some(size),
@@ -275,7 +275,7 @@ impl RawConfig {
         let both = min.zip(max);
         require(
             "size",
-            format!("without a bound {}", if min.is_none() { "below" } else { "above" }),
+            format!("without {} bound", if min.is_none() { "a lower" } else { "an upper" }),
             self.size.is_none() || both.is_some(),
             "shortest_edge and longest_edge, in pixels of a whole picture",
         )?;

@@ -18,11 +18,11 @@ pub enum VideoError {
     #[error("the video has no frames")]
     NoFrames,
     /// A file that was passed as an animation has another format.
-    #[error("it is neither an animated GIF nor an animated WebP")]
+    #[error("the video is neither an animated GIF nor an animated WebP")]
     NoAnimation,
     /// Decoding the animation up to the last wanted frame would exceed the pixel
     /// limit. Nothing was decoded.
-    #[error("its first {frames} frames have {pixels} pixels together; the limit is {limit}")]
+    #[error("the first {frames} frames have {pixels} pixels together; the limit is {limit}")]
     TooManyPixels {
         /// Number of frames up to the last wanted frame.
         frames: usize,
@@ -31,7 +31,7 @@ pub enum VideoError {
         limit: u64,
     },
     /// The video has fewer frames than one time step of this model.
-    #[error("it has {frames} frames; expected at least {least}, the frames of a step")]
+    #[error("the video has {frames} frames; expected at least {least}, the number of frames per time step")]
     TooFewFrames {
         frames: usize,
         /// Frames per time step.
@@ -165,7 +165,8 @@ impl Hint for MediaError {
         match self {
             MediaError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             MediaError::PicturesTooLarge { .. } => {
-                "send fewer or smaller pictures, or set `pictures` to how many of the largest size a request needs"
+                "send fewer or smaller pictures, or set `pictures` to the number of pictures of the largest size that \
+                 a request needs"
                     .to_owned()
             }
             MediaError::Picture { source, .. } => source.hint(),
@@ -224,7 +225,7 @@ impl Hint for ProcessorError {
                 format!("load a checkpoint whose processor is {known}; this checkpoint's family is not supported")
             }
             ProcessorError::UnknownResample { .. } => {
-                "set `resample` to 3 if the model was trained with bicubic".into()
+                "set `resample` to 3 if the model was trained with bicubic resampling".into()
             }
             ProcessorError::OutOfRange { setting, range, .. } => {
                 format!("correct `{setting}` in preprocessor_config.json: {range}")

@@ -19,7 +19,7 @@ pub(super) struct GifFile<'a> {
     transparent: Option<u8>,
     /// Red, green and blue of each index. May be empty.
     colors: &'a [u8],
-    /// Offset of the byte with the shortest code size, which the pixels follow.
+    /// Offset of the byte that states the shortest LZW code size. The pixels follow this byte.
     pixels_at: usize,
 }
 
@@ -39,7 +39,7 @@ impl<'a> GifFile<'a> {
         loop {
             match *encoded.get(at)? {
                 0x21 => {
-                    // A graphic control extension names the transparent color.
+                    // A graphic control extension states the index of the transparent color.
                     if let Some(&[0xf9, 4, flags, _, _, index]) = encoded.get(at + 1..at + 7) {
                         transparent = (flags & 1 == 1).then_some(index);
                     }

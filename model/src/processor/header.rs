@@ -105,7 +105,7 @@ pub struct DecodeCost {
 }
 
 impl DecodeCost {
-    /// Peak bytes: the greater of decoding and converting, which do not overlap.
+    /// Peak bytes: the greater of the peaks of decoding and of converting, which do not overlap.
     pub fn peak_bytes(&self) -> Bytes {
         let decoding = self.raw_bytes.saturating_add(self.scratch_bytes);
         let converting = self.raw_bytes.max(self.rgb_bytes).saturating_add(self.second_rgb_bytes);
@@ -146,7 +146,7 @@ impl EncodedImage {
 }
 
 impl ImageHeader {
-    /// Header of pixels that are already decoded. They are copied once before resizing.
+    /// Header of pixels that are already decoded. The pixels are copied once before resizing.
     fn of_pixels(PixelSize { width, height }: PixelSize, limits: &ImageLimits) -> Result<Self, ImageError> {
         let pixels = u64::from(width) * u64::from(height);
         if pixels > limits.pixels_max {
@@ -200,7 +200,7 @@ impl<'a> OpenedImage<'a> {
 }
 
 /// Additional bytes that any decoder may take, for tables and buffers of fixed sizes.
-/// `tests/decode_cost.rs` checks Rust's allocations against the whole cost.
+/// `tests/decode_cost.rs` checks Rust's allocations against the total cost.
 const FIXED_BYTES: u64 = 1 << 20;
 
 fn open_file<'a>(format: ImageFormat, encoded: &'a [u8]) -> Result<Box<dyn FileDecoder + 'a>, Refusal> {

@@ -77,7 +77,7 @@ impl ImageProcessor {
         Ok(ImageProcessor { levels: config.levels(), config })
     }
 
-    /// The same processor with bounds that apply to the pixels named by `counted`.
+    /// The same processor with bounds that apply to the pixels that `counted` selects.
     pub(super) fn counting(&self, counted: CountedPixels) -> Self {
         ImageProcessor { levels: self.levels, config: ImageProcessorConfig { counted, ..self.config.clone() } }
     }

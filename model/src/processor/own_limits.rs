@@ -181,7 +181,7 @@ mod tests {
         let planned = |own| qwen().plan_own(small, own, FREE).expect("a plan").resized.pixels();
         assert_eq!((planned(pixels(0, None)), planned(ResizeLimits::default())), (28 * 28, 56 * 56));
         assert!(planned(pixels(100_000, None)) >= 100_000);
-        assert_eq!(planned(pixels(None, 28 * 28)), 28 * 28, "the model's minimum gives way to the request's limit");
+        assert_eq!(planned(pixels(None, 28 * 28)), 28 * 28, "the request's limit lowers the model's minimum");
     }
 
     proptest! {

@@ -58,10 +58,10 @@ impl<'a> Directory<'a> {
 
     fn entry_at(&self, at: u64) -> Option<Entry> {
         let kind = self.unsigned(at + 2, 2)? as u16;
-        let (count, value, room) =
+        let (count, value, inline_bytes) =
             if self.is_big { (self.unsigned(at + 4, 8)?, at + 12, 8) } else { (self.unsigned(at + 4, 4)?, at + 8, 4) };
         let bytes = count.checked_mul(type_bytes(kind)?)?;
-        let at = if bytes <= room { value } else { self.unsigned(value, room)? };
+        let at = if bytes <= inline_bytes { value } else { self.unsigned(value, inline_bytes)? };
         let is_inside = at.checked_add(bytes)? <= self.file.len() as u64;
         is_inside.then_some(Entry { kind, count, at })
     }

@@ -44,9 +44,9 @@ const PIECES_MAX: u64 = 1 << 16;
 const MARGIN_FACTOR: u64 = 4;
 const MARGIN_PIXELS: u64 = 1 << 20;
 
-/// A TIFF that only contains a whole JPEG. Cameras and copiers wrote such files with TIFF's first
-/// JPEG compression (number 6; TIFF 6.0, section 22), before TIFF got its second JPEG compression
-/// (number 7).
+/// A TIFF that contains only a complete JPEG. Cameras and copiers wrote such files with TIFF's
+/// first JPEG compression (number 6; TIFF 6.0, section 22), before TIFF got its second JPEG
+/// compression (number 7).
 pub(super) struct OldJpegTiff<'a> {
     directory: Directory<'a>,
     jpeg: JpegFile<'a>,
@@ -177,7 +177,7 @@ impl<'a> TiffFile<'a> {
             return Err(Refusal::Unsupported("differences of floating-point levels"));
         }
         if self.has_differences && !matches!(self.samples.bits, 8 | 16 | 32) {
-            return Err(Refusal::Unsupported("differences of levels that are no whole bytes"));
+            return Err(Refusal::Unsupported("differences of levels that are not whole bytes"));
         }
         if matches!(self.compression, Compression::Fax(_)) && (self.samples.bits, self.samples.count) != (1, 1) {
             return Err(BROKEN_HEADER);
@@ -198,7 +198,7 @@ impl<'a> TiffFile<'a> {
                 return Err(Refusal::Unsupported("separate planes of subsampled YCbCr"));
             }
             if self.samples.count != 3 {
-                return Err(Refusal::Unsupported("YCbCr with more samples"));
+                return Err(Refusal::Unsupported("YCbCr with more than three samples"));
             }
         }
         if self.jpeg_tables().is_some_and(|tables| tables.len() > JPEG_TABLES_BYTES_MAX) {

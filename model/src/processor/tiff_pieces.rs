@@ -129,17 +129,17 @@ fn unpack_bits(mut packed: &[u8], piece: &mut [u8]) -> Option<()> {
     let mut written = 0;
     while written < piece.len() {
         let (&head, rest) = packed.split_first()?;
-        let room = piece.len() - written;
+        let left = piece.len() - written;
         match head as i8 {
             -128 => packed = rest,
             head @ 0.. => {
-                let length = (head as usize + 1).min(room);
+                let length = (head as usize + 1).min(left);
                 piece[written..written + length].copy_from_slice(rest.get(..length)?);
                 (packed, written) = (&rest[length..], written + length);
             }
             head => {
                 let length = (1 - isize::from(head)) as usize;
-                let length = length.min(room);
+                let length = length.min(left);
                 piece[written..written + length].fill(*rest.first()?);
                 (packed, written) = (&rest[1..], written + length);
             }

@@ -1,10 +1,10 @@
-//! The video processor. It turns frames into one picture per time step, cut as transformers'
+//! The video processor. It turns frames into one picture per time step, as transformers'
 //! `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor` do. The user has already picked the frames,
 //! so the sampling settings of those two processors (`fps`, `min_frames`, `max_frames`,
 //! `num_frames`, `do_sample_frames`) are not read.
 //!
-//! A step takes `temporal_patch_size` frames. If the last step has fewer, its last frame is
-//! repeated. The vision tower never attends from one step to another, so the tower and all later
+//! A step takes `temporal_patch_size` frames. If the last step has fewer frames, its last frame
+//! is repeated. The vision tower never attends from one step to another, so the tower and all later
 //! stages treat a step as a picture whose frames differ.
 
 use bursar_budgets::Bytes;

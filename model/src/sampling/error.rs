@@ -43,7 +43,7 @@ pub enum SamplingError {
     #[error("a row has {logits} logits, but the vocabulary has {vocabulary} tokens")]
     Width { logits: usize, vocabulary: usize },
     /// The sampler needs the tokens produced so far, but was given only their number.
-    #[error("the tokens so far are needed to choose the next one, but were not given")]
+    #[error("the sampler needs the tokens produced so far to choose the next token, but did not receive them")]
     PastMissing,
     /// The grammar failed to compute the tokens that may follow.
     #[error(transparent)]
@@ -76,7 +76,9 @@ impl Hint for SamplingError {
         match self {
             SamplingError::OutOfRange { parameter, range, .. } => format!("set `{parameter}` to a number {range}"),
             SamplingError::UnknownToken { vocabulary, .. } => format!("use token ids below {vocabulary}"),
-            SamplingError::TooManyTokens { parameter, limit, .. } => format!("name at most {limit} in `{parameter}`"),
+            SamplingError::TooManyTokens { parameter, limit, .. } => {
+                format!("list at most {limit} tokens in `{parameter}`")
+            }
             SamplingError::TooManyLogProbabilities { limit, .. } => {
                 format!("ask for at most {limit} log-probabilities")
             }

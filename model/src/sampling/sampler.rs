@@ -1,7 +1,7 @@
 //! The sampler, which chooses the next token from one row of logits and a sequence's past.
 //!
 //! This module turns a request's parameters into a row of numbers and lists.
-//! [`bursar_kernels::sampling`] has the arithmetic and its order. A served model samples on the
+//! [`bursar_kernels::sampling`] defines the arithmetic and its order. A served model samples on the
 //! device with [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] prepares the
 //! request, and [`Sampler::answer`] reads the result. [`Sampler::sample`] does the same on the
 //! host, as the reference for the device.
@@ -43,7 +43,7 @@ pub struct SamplerScratch {
 }
 
 impl SamplerScratch {
-    fn room(&mut self, vocabulary: usize) -> ChoiceScratch<'_> {
+    fn buffers(&mut self, vocabulary: usize) -> ChoiceScratch<'_> {
         self.weights.resize(vocabulary, 0.0);
         self.candidates.resize(vocabulary, Candidate::default());
         self.changed.resize(vocabulary, 0.0);
@@ -166,8 +166,8 @@ impl Sampler {
         if logits.len() != self.vocabulary {
             return Err(SamplingError::Width { logits: logits.len(), vocabulary: self.vocabulary });
         }
-        let room = scratch.room(self.vocabulary);
-        let chosen = self.with_lists(past, |row, row_lists| choose(logits, row, row_lists, room))?;
+        let buffers = scratch.buffers(self.vocabulary);
+        let chosen = self.with_lists(past, |row, row_lists| choose(logits, row, row_lists, buffers))?;
         let id = chosen.map_err(|fault| self.error_of(fault))?;
         let log_probabilities = self.top.map(|top| log_probabilities(logits, id, top)).transpose()?.map(Box::new);
         Ok(Token { id, position: past.position(), log_probabilities })
@@ -203,7 +203,7 @@ impl Sampler {
         }
     }
 
-    /// Calls `done` with the request for the token after `past`.
+    /// Calls `done` with the row and the lists that ask the device for the token after `past`.
     fn with_lists<T>(
         &self,
         past: Past<'_>,

@@ -50,7 +50,7 @@ impl CallableTool {
 
     /// The types that a schema names, in any of its branches.
     pub(crate) fn types(&self, schema: &Value) -> JsonTypes {
-        // The schema may be hostile, so each referred schema is visited once, without recursion.
+        // The schema may be hostile, so each referenced schema is visited once, without recursion.
         let (mut types, mut open, mut seen) = (JsonTypes::default(), vec![schema], HashSet::new());
         while let Some(schema) = open.pop() {
             let list = |keyword: &str| schema.get(keyword).and_then(Value::as_array).into_iter().flatten();
@@ -108,7 +108,8 @@ impl JsonTypes {
         }
     }
 
-    /// The type of this name. Tools that were generated from Python code may use Python's names.
+    /// The type that a schema calls `name`. Tools that were generated from Python code may use
+    /// Python's names.
     fn named(name: &Value) -> Self {
         match name.as_str().unwrap_or_default() {
             "string" | "str" => Self::STRING,

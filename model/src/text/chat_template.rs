@@ -444,8 +444,8 @@ impl io::Write for LimitedText {
     }
 }
 
-/// Replaces `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, by a
-/// block that always runs, and keeps line breaks after `{% raw %}`.
+/// Replaces `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, with
+/// a block that always runs, and keeps line breaks after `{% raw %}`.
 fn with_plain_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;

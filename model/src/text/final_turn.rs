@@ -23,7 +23,7 @@ pub enum ContinueError {
     #[error("the model's last turn does not end with text or reasoning, so it cannot be continued")]
     Nothing,
     /// The chat template changes the last turn or omits it.
-    #[error("the chat template does not show the last turn as it is, so it cannot be continued")]
+    #[error("the chat template changes or omits the last turn, so the turn cannot be continued")]
     NotShown,
     /// The prompt would also begin a new turn.
     #[error("the request continues the last turn and also begins a new one")]
@@ -38,7 +38,7 @@ impl Hint for ContinueError {
             ContinueError::NotTheModels { .. } => "end the chat with a turn of the model, or do not continue it".into(),
             ContinueError::Nothing => "end the turn with its text, and send tool calls in an earlier turn".into(),
             ContinueError::NotShown => {
-                "send reasoning as a part of its kind, not as text with tags; some templates drop it from the last turn"
+                "send reasoning as a reasoning part, not as text with tags; some templates drop it from the last turn"
                     .into()
             }
             ContinueError::BeginsAnother => "leave out `add_generation_prompt`, or `continue_final_message`".into(),

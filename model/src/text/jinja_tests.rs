@@ -8,7 +8,7 @@ use super::python_numbers::remainder;
 use super::python_objects::View;
 use super::python_value::is_macro;
 
-/// Adds the tests to `environment`, in place of minijinja's.
+/// Adds the tests to `environment`. They replace minijinja's tests of the same names.
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);

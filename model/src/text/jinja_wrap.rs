@@ -17,7 +17,7 @@ pub(super) fn truncated(arguments: &[Value]) -> Result<Value, Error> {
     let (length, leeway) = (whole(length, 255)?, whole(leeway, 5)?);
     let kept = length.saturating_sub(end.chars().count() as i64);
     if kept < 0 || leeway < 0 {
-        return Err(refused("the length must be at least that of the end, and the leeway at least 0"));
+        return Err(refused("`length` must be at least the length of `end`, and `leeway` at least 0"));
     }
     if value.chars().count() as i64 <= length.saturating_add(leeway) {
         return Ok(Value::from(value));

@@ -34,7 +34,7 @@ pub enum Part {
     /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`. Templates get a
     /// message's calls separately from its content.
     ToolCall(serde_json::Value),
-    /// The id of the call whose result this message is. Templates get the
+    /// The id of the call whose result this message contains. Templates get the
     /// id separately, as `tool_call_id`.
     ResultOf(String),
 }
@@ -147,7 +147,7 @@ impl Message {
         Message { role: self.role, content: content.collect() }
     }
 
-    /// The id of the call whose result this message is.
+    /// The id of the call whose result this message contains.
     pub fn result_of(&self) -> Option<&str> {
         self.content.iter().find_map(|part| match part {
             Part::ResultOf(id) => Some(id.as_str()),

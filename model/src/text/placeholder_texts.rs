@@ -14,7 +14,7 @@ pub struct PlaceholderTexts {
 }
 
 impl PlaceholderTexts {
-    /// Replaces the pictures and videos of `message` by placeholder texts, each at its position,
+    /// Replaces the pictures and videos of `message` with placeholder texts, each at its position,
     /// and joins all text into one string. A template of the family that reads lists of parts
     /// writes the same text.
     pub(super) fn write(&self, message: &Message) -> Message {

@@ -56,9 +56,9 @@ impl PromptEncoder {
     }
 
     /// Token ids of a conversation, with one placeholder per picture or video. The family later
-    /// replaces each placeholder by one placeholder token per embedding. A family that writes more
-    /// than placeholders into the prompt needs [`encode_rewritten`](Self::encode_rewritten) with
-    /// [`FamilyConfig::write_visuals`](crate::registry::FamilyConfig::write_visuals).
+    /// replaces each placeholder with one placeholder token per embedding. A family that writes
+    /// more than placeholders into the prompt needs [`encode_rewritten`](Self::encode_rewritten)
+    /// with [`FamilyConfig::write_visuals`](crate::registry::FamilyConfig::write_visuals).
     ///
     /// # Errors
     /// Same as [`ChatTemplate::render`] and [`Tokenizer::encode`].

@@ -169,7 +169,7 @@ pub(super) fn format(template: &str, arguments: &[Value]) -> Result<String, Erro
     fields(template, &value_of, &mut 0, NESTED_MAX)
 }
 
-/// Replaces the fields of a template by their values. `next` is the number of the next field
+/// Replaces the fields of a template with their values. `next` is the number of the next field
 /// without a name, and `depth` is the number of nesting levels left.
 fn fields(
     template: &str,
@@ -189,7 +189,7 @@ fn fields(
             continue;
         }
         if brace == "}" || depth == 0 {
-            return Err(refused("single '}' encountered in the format string, or places too deep"));
+            return Err(refused("single '}' encountered in the format string, or fields nested too deeply"));
         }
         let end = closing_brace(rest).ok_or_else(|| refused("expected '}' before the end of the string"))?;
         let field = &rest[..end];

@@ -352,7 +352,7 @@ impl ReplyParser {
                 let at = text.len();
                 match seen {
                     Seen::Arguments => *begin = at,
-                    Seen::ArgumentsEnd => *end = at + 1, // a brace
+                    Seen::ArgumentsEnd => *end = at + 1, // after the closing brace, one byte
                     _ => {}
                 }
                 text.push(next);

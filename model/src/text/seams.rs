@@ -58,7 +58,8 @@ impl Seams {
             .unwrap_or(Seams::None)
     }
 
-    /// Whether the pieces of `sample`, cut as short as possible, have the same tokens as the whole.
+    /// Whether the pieces of `sample`, cut as short as possible, have the same tokens as all of
+    /// `sample`.
     fn keeps(self, inner: &Tokenizer, sample: &str) -> bool {
         let ids = |text: &str| Some(inner.encode_fast(text, false).ok()?.get_ids().to_vec());
         let pieces = Pieces { rest: sample, seams: self, bytes: 1, bytes_max: usize::MAX, moved: |at, _: &str| at };

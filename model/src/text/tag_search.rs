@@ -1,6 +1,6 @@
 //! Searches for the tags in a reply, one character at a time.
 
-/// A tag that may follow, after white space.
+/// The search for a tag that may come next, after optional white space.
 #[derive(Clone)]
 pub(super) struct Tag {
     tag: &'static str,

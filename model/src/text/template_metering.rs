@@ -25,7 +25,7 @@ pub(super) const SLICE: &str = "__bursar_slice";
 pub(super) const SHOWN: &str = "__bursar_shown";
 /// The filter that converts an undefined value to `None`.
 pub(super) const ABSENT: &str = "__bursar_absent";
-/// The function that counts a number of bytes of the template's source text.
+/// The function that adds the bytes of literal template text to the count.
 pub(super) const TEXT: &str = "__bursar_text";
 
 /// Variables that a request may omit. Omitted variables are undefined, so that lengths and loops
@@ -145,12 +145,12 @@ impl Metering<'_> {
             _ if self.is_too_deep() => {}
             Stmt::Template(template) => self.statements(&template.children),
             Stmt::EmitExpr(emit) => self.expression(&emit.expr),
-            // Printed text is limited when it is printed. Captured text becomes a value
-            // and is weighed here.
+            // `LimitedText` limits the text that a template prints. Captured text becomes a
+            // value instead and is weighed here.
             Stmt::EmitRaw(emit) if self.captures > 0 && !emit.raw.is_empty() => {
                 let at = emit.raw.as_ptr() as usize - self.source.as_ptr() as usize;
                 if is_raw_tag(&self.source[..at]) {
-                    self.refused = Some("raw text inside what becomes a value");
+                    self.refused = Some("a raw block inside text that becomes a value");
                 }
                 self.insert(at, format!("{{{{ {TEXT}({}) }}}}", emit.raw.len()));
             }
@@ -210,7 +210,7 @@ impl Metering<'_> {
 
     fn is_too_deep(&mut self) -> bool {
         if self.depth > DEPTH_MAX {
-            self.refused = Some("statements or expressions too deep in each other");
+            self.refused = Some("statements or expressions nested too deeply");
         }
         self.refused.is_some()
     }
@@ -428,7 +428,7 @@ fn is_none(expression: &Expr<'_>) -> bool {
     expression.as_const().is_some_and(|value| value.is_none())
 }
 
-/// Replaces each plus sign that has no operand on its left by a blank, because minijinja's parser
+/// Replaces each plus sign that has no operand on its left with a blank, because minijinja's parser
 /// does not support the unary plus.
 fn without_unary_plus(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     const WORDS: [&str; 8] = ["and", "elif", "else", "if", "in", "is", "not", "or"];

@@ -230,7 +230,7 @@ impl Tokenizer {
         &self.shared.guard
     }
 
-    /// The text after the tokenizer's normalizer, which may turn a full-width letter
+    /// The result of the tokenizer's normalizer, which may turn a full-width letter
     /// into an ASCII letter.
     pub(super) fn normalized<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let Some(normalizer) = self.shared.inner.get_normalizer() else { return Cow::Borrowed(text) };

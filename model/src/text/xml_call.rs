@@ -257,7 +257,8 @@ fn value_end(held: &str) -> ValueEnd {
         let Some(after) = text.strip_prefix(end) else { continue };
         let tag = after.trim_start();
         if following.contains(&tag) {
-            // The end of the function is also one of the tags after the value.
+            // `FUNCTION_END` both ends this value and ends the function, so the next tag to read
+            // is `FUNCTION_END` itself.
             return ValueEnd::At(held.len() - if end == FUNCTION_END { text.len() } else { tag.len() });
         }
         let may_follow = following.iter().any(|following| following.starts_with(tag));

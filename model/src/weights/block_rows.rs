@@ -17,8 +17,8 @@ pub struct BlockWeights {
 }
 
 impl WeightMap<'_> {
-    /// Claims the given rows of tensors, with the columns `of_row` of each row, as one weight in the
-    /// blocks of the file. `zero_rows` rows of zeros follow each part. Returns `None` if the rows
+    /// Claims the rows `parts` as one weight that stays in the file's blocks. `of_row` selects the
+    /// columns of each row. `zero_rows` rows of zeros follow each part. Returns `None` if the rows
     /// must be widened; see [`block_type`](Self::block_type).
     pub(super) fn in_blocks(
         &mut self,

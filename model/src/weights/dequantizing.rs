@@ -12,14 +12,15 @@ const COLUMNS: usize = 512;
 
 /// Writes a part of a packed weight to `out`, row by row, in its type of elements.
 ///
-/// An element is the product of a scale and a whole number below 2^9 or an FP4 number. The product of
-/// an integer is exact in f32 if the scale has 16 bits, and it is rounded once to the type of the scale.
-/// AutoAWQ (`dequantize_gemm`), AutoGPTQ (`QuantLinear.forward`), compressed-tensors (`dequantize`) and
-/// ModelOpt (`NVFP4QTensor.dequantize`) compute the same in torch.
+/// An element is the product of a scale and either a whole number below 2^9 or an FP4 number. The
+/// product with a whole number is exact in f32 if the scale has 16 bits, and it is rounded once to
+/// the type of the scale. AutoAWQ (`dequantize_gemm`), AutoGPTQ (`QuantLinear.forward`),
+/// compressed-tensors (`dequantize`) and ModelOpt (`NVFP4QTensor.dequantize`) compute the same in
+/// torch.
 ///
 /// # Panics
-/// If a column's group does not exist. [`WeightMap::refuse_bad_scales`](super::WeightMap::refuse_bad_scales)
-/// has already checked this.
+/// If a column's group does not exist.
+/// [`WeightMap::refuse_bad_scales`](super::WeightMap::refuse_bad_scales) has already checked this.
 pub(super) fn dequantize(matrix: &PackedMatrix<'_>, rows: Range<usize>, columns: Range<usize>, out: &mut [u8]) {
     let kept = DType::from(matrix.dtype());
     let (pitch, groups) = (columns.len() * kept.size(), matrix.groups());
@@ -32,7 +33,8 @@ pub(super) fn dequantize(matrix: &PackedMatrix<'_>, rows: Range<usize>, columns:
         matrix.integers(rows.clone(), now.clone(), integers);
         let lines = integers.chunks_exact(now.len()).zip(out.chunks_exact_mut(pitch));
         for ((integers, out), of_groups) in lines.zip(of_groups.chunks_exact(groups)) {
-            // Adjacent columns of a reordered weight are in different groups. Its elements are integers.
+            // Adjacent columns of a reordered weight may be in different groups. The elements of a
+            // reordered weight are always integers.
             let mut start = now.start;
             if matrix.scheme.is_reordered {
                 for ((wide, integer), column) in wide.iter_mut().zip(integers).zip(now.clone()) {

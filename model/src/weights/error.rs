@@ -67,7 +67,7 @@ pub enum WeightError {
         found: DType,
     },
     /// A projection is quantized, but another projection that is computed together with it is not.
-    #[error("the checkpoint's quantization_config has {name} in FP8 and {other} not, but they are computed as one")]
+    #[error("the checkpoint's quantization_config quantizes {name} and not {other}, but they are computed as one")]
     PartlyQuantized {
         /// A projection that is quantized.
         name: String,
@@ -96,8 +96,8 @@ pub enum WeightError {
     },
     /// A layer is quantized and its outputs are scaled, as in InternVL's vision tower.
     #[error(
-        "{name} is FP8 and its outputs are multiplied by {scale}; this is supported only for weights that are not \
-         quantized"
+        "{name} is quantized and its outputs are multiplied by {scale}; this is supported only for weights that are \
+         not quantized"
     )]
     ScaledOutputs {
         name: String,
@@ -105,7 +105,7 @@ pub enum WeightError {
         scale: String,
     },
     /// The checkpoint has a scale for quantized queries or attention probabilities.
-    #[error("{name} is a scale of FP8 queries or probabilities, but attention computes these in a wider type")]
+    #[error("{name} is a scale of quantized queries or probabilities, but attention computes these in a wider type")]
     AttentionScale { name: String },
     /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but the tensors computed with it hold {expected}")]
@@ -137,7 +137,7 @@ impl WeightError {
     /// should be quantized.
     pub(super) fn unexpected_format(name: &str, found: DType, is_quantized: bool) -> Self {
         let expected = if is_quantized {
-            "quantization_config says that it is FP8"
+            "quantization_config says that it is quantized"
         } else {
             "quantization_config says that it is not quantized"
         };
@@ -153,7 +153,7 @@ impl Hint for WeightError {
             WeightError::Checkpoint(error) => error.hint(),
             WeightError::Ranks(error) => {
                 let possible: Vec<_> = error.possible.iter().map(ToString::to_string).collect();
-                format!("use a number of ranks that divides all of it: {}", possible.join(", "))
+                format!("use one of these numbers of ranks: {}", possible.join(", "))
             }
             WeightError::NoDraftHead { module } => format!(
                 "load the original release (transformers drops the `{module}.*` tensors when it saves a model), or set \
@@ -170,7 +170,8 @@ impl Hint for WeightError {
                     .to_owned()
             }
             WeightError::ScaledOutputs { .. } | WeightError::AlwaysPlain { .. } => {
-                "load a release in which it is not quantized, or one in bf16 with quantization set to fp8".to_owned()
+                "load a release in which it is not quantized, or load one in bf16 with the option `quantization`"
+                    .to_owned()
             }
             WeightError::ScaleShape { .. } => {
                 "check quantization_config, which says how many numbers share a scale, against the checkpoint's release"

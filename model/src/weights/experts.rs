@@ -90,7 +90,7 @@ impl WeightMap<'_> {
     }
 
     /// Returns the weights of experts. Refuses quantized weights for which the target has no
-    /// kernels, unless the map is only for a plan.
+    /// kernels, unless [`refuse_unserved`](Self::refuse_unserved) allows them.
     fn served_experts(&self, experts: usize, both: [Weight<'static>; 2]) -> Result<[Weight<'static>; 2], WeightError> {
         for weight in &both {
             let Some(scheme) = weight.scheme() else { continue };

@@ -1,6 +1,6 @@
 //! 4-bit weights with one scale per group of columns: how they are claimed and loaded. The integers
-//! are those of a packed checkpoint in another order, or rounded from other weights while they are
-//! read, or random.
+//! come from a packed checkpoint and are reordered, or they are rounded from other weights while
+//! these are read, or they are random.
 
 use std::ops::Range;
 
@@ -32,8 +32,8 @@ struct Claimed {
 }
 
 impl WeightMap<'_> {
-    /// Claims the given rows of tensors, with the columns `in_features` of each row, as one weight of
-    /// 4-bit integers. Returns `None` if the weight is not claimed in this format: see
+    /// Claims the given rows of tensors, with the columns `in_features` of each row, as one weight
+    /// of 4-bit integers. Returns `None` if the weight is not claimed in this format: see
     /// [`int4_format`](Self::int4_format).
     pub(super) fn in_int4(
         &mut self,
@@ -92,10 +92,11 @@ impl WeightMap<'_> {
         Ok(self.int4_format(&[part], 0.into(), WeightLayout::default())?.is_some())
     }
 
-    /// The format of a weight of 4-bit integers. `None` if the weight is not quantized, or is widened
-    /// while it is read: integers of 8 bits, columns in another order, parts with different groups,
-    /// columns that are not whole groups, rows that are not whole blocks, or a target without kernels.
-    /// Weights that are rounded at the user's request stay unquantized in the last cases.
+    /// The format of a weight of 4-bit integers. `None` if the weight is not quantized, or is
+    /// widened while it is read: integers of 8 bits, columns in another order, parts with different
+    /// groups, columns that are not whole groups, rows that are not whole blocks, or a target
+    /// without kernels. If the user asks for 4-bit integers, weights whose columns are not whole
+    /// groups or whose rows are not whole blocks stay unquantized.
     ///
     /// # Errors
     /// The user asks for 4-bit integers, and the target has no kernels for them.
@@ -161,7 +162,7 @@ fn is_packable(scheme: &PackedScheme) -> bool {
     scheme.is_int4() && !scheme.is_reordered && scheme.group.is_none_or(is_group)
 }
 
-/// Adjacent rows of a weight of 4-bit integers, in the format of the memory.
+/// Adjacent rows of a weight of 4-bit integers, in the layout that kernels read.
 #[derive(Default)]
 pub(super) struct Int4Rows {
     pub words: Vec<u8>,
@@ -170,7 +171,7 @@ pub(super) struct Int4Rows {
     pub zero_points: Vec<u8>,
 }
 
-/// The places of one row.
+/// The buffers for one row. The integers are not packed yet.
 struct RowPlaces<'a> {
     integers: &'a mut [u8],
     scales: &'a mut [u8],
@@ -178,8 +179,8 @@ struct RowPlaces<'a> {
 }
 
 impl Int4Rows {
-    /// Returns `count` rows of `columns` columns, each filled by `row`, which receives the number of a
-    /// row in `0..count`. The rows are whole blocks.
+    /// Returns `count` rows of `columns` columns, each filled by `row`, which receives the row's
+    /// index in `0..count`. The rows are whole blocks.
     fn fill(count: usize, columns: usize, copy: &Int4Copy, row: impl Fn(usize, RowPlaces<'_>) + Sync) -> Self {
         let groups = columns / copy.group;
         let of_zero_points = if copy.zero_points.is_some() { groups } else { 0 };
@@ -303,7 +304,7 @@ fn scale_of(group: &[f32]) -> f32 {
     if group.iter().all(|number| number.is_finite()) { largest / LARGEST } else { f32::NAN }
 }
 
-/// Random bits of the word number `at` (SplitMix64, Steele et al. 2014).
+/// Random bits of word number `at` (SplitMix64, Steele et al. 2014).
 fn drawn(seed: u64, at: u64) -> u64 {
     let mut bits = seed.wrapping_add((at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

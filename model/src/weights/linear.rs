@@ -76,7 +76,7 @@ impl Linear {
         norm: RmsNorm<'_>,
         normed: &mut Activations<'_>,
     ) -> Result<(), KernelError> {
-        assert!(self.is_partial, "a whole result is added by the product");
+        assert!(self.is_partial, "the result is a partial sum over ranks");
         let scope = scope.scope();
         scope.all_reduce_rms_norm(&self.forward(&scope, x)?, sum, norm, normed)
     }

@@ -56,7 +56,8 @@ impl<'c> WeightMap<'c> {
         }
     }
 
-    /// The same map. It also refuses weights that the target has no kernels for if it only measures.
+    /// The same map, which refuses weights that the target has no kernels for even if the map only
+    /// measures.
     pub fn with_kernels(self) -> Self {
         WeightMap { needs_kernels: true, ..self }
     }
@@ -244,8 +245,8 @@ impl<'c> WeightMap<'c> {
         self.names.refuse_extra(self.checkpoint, self.copies())
     }
 
-    /// Refuses weights that the target has no kernels for, unless the map only measures and is not
-    /// [`with_kernels`](Self::with_kernels). `unserved` names these weights.
+    /// Refuses weights that the target has no kernels for, which `unserved` names. A map that only
+    /// measures allows them, unless it was made by [`with_kernels`](Self::with_kernels).
     pub(super) fn refuse_unserved(&self, unserved: Option<&'static str>) -> Result<(), WeightError> {
         match unserved {
             Some(what) if self.needs_kernels || !self.is_dry() => {
@@ -321,8 +322,8 @@ impl<'c> WeightMap<'c> {
     }
 
     /// The type of tensors that are claimed as one. All must have the same type, except that packed
-    /// weights may be claimed with other weights. The common type is then f32: packed weights have the
-    /// type of their scales, which may differ from that of the other weights.
+    /// weights may be claimed with other weights. The common type is then f32, because packed
+    /// weights have the type of their scales, which may differ from the type of the other weights.
     fn common_type(&self, parts: &[(String, RankShard)], found: &[FoundPart]) -> Result<DType, WeightError> {
         let first = found.first().expect("a claim names at least one tensor").0;
         let Some(at) = found.iter().position(|(dtype, ..)| *dtype != first) else { return Ok(first) };

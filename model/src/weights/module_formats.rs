@@ -77,9 +77,8 @@ impl<'c> ModuleFormats<'c> {
     /// Whether a module outside the decoder is unquantized although no list names it: its weight in
     /// the file has a wider type than quantized weights, and there is no scale. Lists of ModelOpt
     /// before 0.39 do not name the vision tower, and vLLM (0.26, `modelopt.py`) treats the tower as
-    /// unquantized. If the file is not available, the module is assumed to be unquantized if
-    /// ModelOpt quantized the checkpoint or after
-    /// [`expect_plain_tower`](Self::expect_plain_tower).
+    /// unquantized. Without the file, the module is assumed to be unquantized if ModelOpt quantized
+    /// the checkpoint or if [`expect_plain_tower`](Self::expect_plain_tower) was called.
     fn is_unquantized_in_file(&self, module: &str, stored: &StoredQuantization) -> bool {
         let (weight, tensors) = (format!("{module}.weight"), &self.checkpoint.tensors);
         if tensors.random(&weight, 0).is_some() {

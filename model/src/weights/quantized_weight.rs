@@ -46,7 +46,8 @@ impl WeightMap<'_> {
         if let Some(weight) = self.in_int4(&parts, in_features, place)? {
             return Ok(weight);
         }
-        // The weight has no whole groups, or its operation has no kernels.
+        // A weight of a 4-bit scheme that `in_int4` did not claim is not quantized: it has no whole
+        // groups or blocks, or its operation has no kernels for 4-bit integers.
         let quantized = quantized.filter(|quantized| !quantized.scheme.is_int4());
         let Some(quantized) = quantized else {
             if !place.is_always_plain

@@ -103,7 +103,7 @@ impl SegmentLayout {
         self.copies[copy].rounded = Some(scales);
     }
 
-    /// Makes copy number `copy` one of 4-bit integers.
+    /// Makes copy number `copy` a copy of 4-bit integers.
     pub fn pack(&mut self, copy: usize, int4: Int4Copy) {
         self.copies[copy].int4 = Some(int4);
     }

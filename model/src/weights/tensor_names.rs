@@ -134,7 +134,8 @@ fn is_zero_bias(checkpoint: &Checkpoint, name: &str) -> bool {
         && checkpoint.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|byte| *byte == 0))
 }
 
-/// The first part of a name that is the same in all releases of a model.
+/// The first part of a name that is not in [`OUTER`], because releases of a model differ in those
+/// parts.
 fn root(name: &str) -> &str {
     name.split('.').find(|part| !OUTER.contains(part)).unwrap_or(name)
 }

@@ -103,7 +103,7 @@ impl Case {
     /// Token ids of the rendered prompt, with one placeholder per picture, and per video or time
     /// step of a video.
     pub fn prompt_ids(&self, checkpoint: &Checkpoint) -> Vec<u32> {
-        let family = FamilyConfig::of(checkpoint).expect("a family serves it");
+        let family = FamilyConfig::of(checkpoint).expect("a family serves the checkpoint");
         checkpoint
             .prompts()
             .expect("the checkpoint has a tokenizer")
@@ -124,7 +124,7 @@ impl Case {
     /// Asserts that the prompt's tokens and their positions equal the recording.
     pub fn assert_tokens_and_positions(&self, checkpoint: &Checkpoint) {
         let name = &self.name;
-        let config = FamilyConfig::of(checkpoint).expect("a family serves it");
+        let config = FamilyConfig::of(checkpoint).expect("a family serves the checkpoint");
         let layout = config.lay_out(self.prompt_ids(checkpoint), &self.visuals).expect("the prompt is laid out");
         let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();
         assert_eq!(Some(ids), self.integers("input_ids"), "{name}");

@@ -73,7 +73,7 @@ impl Gpu {
         &self,
         of: usize,
         target: CudaTarget,
-        room: BenchMemory,
+        sizes: BenchMemory,
         checkpoint: impl Fn() -> Checkpoint + Sync,
         story: impl Fn(&Bench<Cuda>) -> T + Sync,
     ) -> Vec<T> {
@@ -86,7 +86,7 @@ impl Gpu {
             .iter()
             .zip(&kernels)
             .map(|(device, kernels)| {
-                let bytes = CudaLink::bytes(room.at_once).round_up(device.page());
+                let bytes = CudaLink::bytes(sizes.at_once).round_up(device.page());
                 let segment = Memory::of(device.clone(), Bytes::mib(64)).leased(Class::StepWorkspace, bytes);
                 device
                     .open_to(devices.iter(), segment.address(), bytes)
@@ -99,12 +99,12 @@ impl Gpu {
             .collect();
         let addresses: Vec<_> = exchange.iter().map(|segment| segment.address()).collect();
         // SAFETY: the memory is cleared, open to all ranks, and outlives the threads below.
-        let links = unsafe { CudaLink::between(&addresses, room.at_once, PATIENCE, target.sms, sharing) };
+        let links = unsafe { CudaLink::between(&addresses, sizes.at_once, PATIENCE, target.sms, sharing) };
         let begun = Barrier::new(of);
         std::thread::scope(|scope| {
             let run = |((link, kernels), device): ((_, _), &Arc<CudaDevice>)| {
                 let (story, begun, checkpoint) = (&story, &begun, &checkpoint);
-                let memory = Memory::of(device.clone(), room.capacity);
+                let memory = Memory::of(device.clone(), sizes.capacity);
                 scope.spawn(move || {
                     let mut cuda = Cuda::new(kernels).expect("a stream").linked(link);
                     if sharing > 1 {
@@ -112,7 +112,7 @@ impl Gpu {
                         // for all running kernels.
                         cuda = cuda.with_gemm_backend(GemmBackend::Ours);
                     }
-                    let bench = Bench::on(checkpoint(), cuda, memory, room);
+                    let bench = Bench::on(checkpoint(), cuda, memory, sizes);
                     let bench = Bench { goes_on: GoesOn::Recorded, ..bench };
                     bench.backend.wait().expect("the weights are loaded");
                     begun.wait();
@@ -124,16 +124,16 @@ impl Gpu {
         })
     }
 
-    /// `room.capacity` bytes of this GPU's memory.
-    pub fn memory(&self, room: BenchMemory) -> Memory {
-        Memory::of(self.device.clone(), room.capacity)
+    /// `sizes.capacity` bytes of this GPU's memory.
+    pub fn memory(&self, sizes: BenchMemory) -> Memory {
+        Memory::of(self.device.clone(), sizes.capacity)
     }
 
     /// Loads a recorded checkpoint. After each step, an answer continues with the recorded token
     /// and not with the token that the GPU chooses.
     pub fn bench(&self, checkpoint: Checkpoint, kernels: &Arc<CudaKernels>) -> Bench<Cuda> {
-        let (cuda, room) = (Cuda::new(kernels).expect("a stream"), BenchMemory::GOLDEN_ON_GPU);
-        let bench = Bench::on(checkpoint, cuda, self.memory(room), room);
+        let (cuda, sizes) = (Cuda::new(kernels).expect("a stream"), BenchMemory::GOLDEN_ON_GPU);
+        let bench = Bench::on(checkpoint, cuda, self.memory(sizes), sizes);
         Bench { goes_on: GoesOn::Recorded, ..bench }
     }
 }

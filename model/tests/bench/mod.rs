@@ -126,7 +126,7 @@ pub struct Bench<B = Cpu> {
     pub goes_on: GoesOn,
     pub backend: B,
     pub memory: Memory,
-    room: BenchMemory,
+    sizes: BenchMemory,
     caches: Caches,
     cache: Segment,
     workspace: Workspace,
@@ -148,27 +148,27 @@ impl Bench {
 
 impl<B: Backend> Bench<B> {
     /// Loads `checkpoint` for `backend` into `memory` of its device.
-    pub fn on(checkpoint: Checkpoint, backend: B, memory: Memory, room: BenchMemory) -> Self {
+    pub fn on(checkpoint: Checkpoint, backend: B, memory: Memory, sizes: BenchMemory) -> Self {
         let target = *backend.target();
         let planned = Model::plan_rank(&checkpoint, &target, backend.rank()).expect("the checkpoint can be planned");
         let weights = memory.poisoned(&backend, Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &backend, weights, |_, _| std::ops::ControlFlow::Continue(()))
             .expect("the checkpoint loads");
         assert_eq!(model.weight_bytes(), planned.weight_bytes());
-        Bench::around(checkpoint, model, backend, memory, room)
+        Bench::around(checkpoint, model, backend, memory, sizes)
     }
 
     /// Adds caches and a workspace to a loaded model.
-    pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, room: BenchMemory) -> Self {
+    pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, sizes: BenchMemory) -> Self {
         let target = *backend.target();
-        let blocks = room.blocks * model.cache_groups().count();
+        let blocks = sizes.blocks * model.cache_groups().count();
         let caches = Caches::poisoned(&memory, &backend, &model, blocks);
         let row = model.picture_row_bytes(&target);
-        let cache = memory.poisoned(&backend, Class::VisionCache, row * room.cache_rows as u64);
-        let workspace = Workspace::over(memory.poisoned(&backend, Class::StepWorkspace, room.workspace));
+        let cache = memory.poisoned(&backend, Class::VisionCache, row * sizes.cache_rows as u64);
+        let workspace = Workspace::over(memory.poisoned(&backend, Class::StepWorkspace, sizes.workspace));
         let mut random = Random::new(7);
         let free_blocks = RefCell::new(random.shuffled(blocks));
-        let free_rows = RefCell::new(random.shuffled(room.cache_rows));
+        let free_rows = RefCell::new(random.shuffled(sizes.cache_rows));
         let free_states = RefCell::new(random.shuffled(Caches::STATES));
         let goes_on = GoesOn::Chosen;
         Bench {
@@ -177,7 +177,7 @@ impl<B: Backend> Bench<B> {
             goes_on,
             backend,
             memory,
-            room,
+            sizes,
             caches,
             cache,
             workspace,
@@ -194,7 +194,7 @@ impl<B: Backend> Bench<B> {
 
     /// `[cache rows, hidden]`
     pub fn cache(&self) -> Tensor<'static> {
-        let shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
+        let shape = [self.sizes.cache_rows, self.model.config().embedding_layout().width()];
         // SAFETY: the rows are backed for as long as the bench lives, and only the
         // test's thread accesses them.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.backend.target().activation()) }

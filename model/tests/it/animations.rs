@@ -115,7 +115,7 @@ fn animation_bombs_are_refused_before_decoding() {
     large[6..10].copy_from_slice(&[0x20, 0x4e, 0x20, 0x4e]); // 20,000 x 20,000
     let refused = read(&large, &sampling(2.0, 8)).expect_err("the frame is too large");
     assert!(matches!(refused, VideoError::Frame { source: ImageError::TooManyPixels { pixels: 400_000_000, .. }, .. }));
-    // 10,000 frames of a megapixel, each of a few bytes. All frames up to the last one are wanted.
+    // 10,000 frames of a megapixel, each of a few bytes. All frames up to the last are needed.
     let mut long = gif(16, &[(0, 100)]);
     long[6..10].copy_from_slice(&[0xe8, 3, 0xe8, 3]);
     let frame = long.iter().position(|byte| *byte == 0x21).expect("the animation has a first block");

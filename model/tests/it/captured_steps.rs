@@ -26,7 +26,7 @@ struct Rows<'a> {
     sequence: usize,
     tokens: &'a [u32],
     cached: usize,
-    /// The last tokens choose a token. If the sequence decodes, the others run again.
+    /// Number of last tokens with logits. If the sequence decodes, its other tokens run again.
     logit_rows: usize,
     /// The slots from which a state is read and to which it is written.
     state: [u32; 2],
@@ -133,8 +133,8 @@ fn padded_decoding_is_decoding(folder: &str) {
     }
 }
 
-/// Verified drafts, tokens that run again, and padding give the logits of tokens that are decoded one
-/// by one.
+/// Verified drafts, tokens that run again, and padding give the logits of tokens that are decoded
+/// one by one.
 fn verified_rows_are_decoded_rows(folder: &str) {
     let bench = Bench::load(folder, 2);
     let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
@@ -171,7 +171,7 @@ fn verified_rows_are_decoded_rows(folder: &str) {
     let verifying = packed(&rows.collect::<Vec<_>>(), format);
     assert_eq!((verifying.short_sequences, verifying.short_rows()), (3, 8));
     let error = bench::relative_error(&step(&verifying), &expected);
-    assert!(error < 1e-5, "in a step of exactly this size: {error}");
+    assert!(error < 1e-5, "the error is {error} in a step of exactly this size");
     for rows in [8, 11] {
         let layout = if has_states {
             StepLayout::verify(rows, 7, format, CONTEXT)
@@ -222,7 +222,7 @@ fn between_two_mixtures_nothing_is_launched_for_a_norm() {
             let scope = Scope::new(&backend, &workspace, &counter);
             bench.model.step(&scope, &prompt, &caches, LogitsOf::AllRanks, None, |_, _| Ok(())).is_ok()
         };
-        (0..100).find(runs).expect("a step runs after at most 100 attempts")
+        (0..100).find(runs).expect("a step has fewer than 100 launches")
     };
     // The seven launches of a layer: query, key and value projection; rotary positions and cache
     // write; attention; its output projection; routing to the experts; the first half of the

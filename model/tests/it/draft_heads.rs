@@ -18,7 +18,7 @@ use crate::{
 };
 
 const QWEN3_5: &str = "tests/golden/qwen3_5";
-/// The same with experts, in the decoder and in the head.
+/// Qwen3.5 with experts in the decoder and in the draft head.
 const QWEN3_5_MOE: &str = "tests/golden/qwen3_5_moe";
 const CPU: Target = Target::Cpu { threads: 1 };
 /// Tokens after the prompt whose drafts are recorded.
@@ -42,9 +42,9 @@ fn with_head(folder: &str) -> Checkpoint {
 
 /// Logits of the draft head.
 struct Drafts {
-    /// For the last token of each chunk and for each token of the answer, with its position.
+    /// Logits for the last token of each chunk and for each token of the answer, with its position.
     rows: Vec<(usize, Vec<f32>)>,
-    /// For three drafts after the prompt.
+    /// Logits for three drafts after the prompt.
     drafts: Vec<Vec<f32>>,
 }
 
@@ -267,7 +267,8 @@ fn the_plan_counts_the_draft_heads_cache_layer_and_weights() {
         let experts = |model: &Model| model.expert_loads().expect("the model has experts").rows();
         assert_eq!((experts(&plain), experts(&drafting)), (4, 5));
     }
-    // 27B: queries with gates and outputs of 24 heads, 4 KV heads, an MLP, and the input projection.
+    // The draft head of 27B: queries with gates and outputs of 24 heads, 4 KV heads, an MLP, and
+    // the input projection.
     let (hidden, queries, keys, mlp) = (5120u64, 24 * 256, 4 * 256, 17_408);
     let matrices = hidden * (3 * queries + 2 * keys + 3 * mlp + 2 * hidden);
     let parameters = |is_loaded| {

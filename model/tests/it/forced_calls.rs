@@ -1,4 +1,5 @@
-//! Forms of whole replies: calls that a model must make, and reasoning before any form.
+//! Forms of complete replies (`ReplyForm`): calls that a model must make, and reasoning before any
+//! form.
 
 use bursar_budgets::Hint;
 use bursar_model::error::{GrammarError, ReplyFormError};

@@ -1,7 +1,7 @@
-//! Checkpoints with FP4 weights (NVFP4 of compressed-tensors and ModelOpt, MXFP4): a model replies as one
-//! with the dequantized weights in plain tensors. Settings and files that contradict each other are
-//! refused by name. A unit test of `weights::unpacking` compares dequantized weights with recorded
-//! ones.
+//! Checkpoints with FP4 weights (NVFP4 of compressed-tensors and ModelOpt, MXFP4). A model with FP4
+//! weights gives the same reply as a model with the dequantized weights in plain tensors. If
+//! settings and files contradict each other, the error names the setting or the tensor. A unit test
+//! of `weights::unpacking` compares dequantized weights with recorded weights.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub enum Format {
 impl Format {
     pub const ALL: [Format; 3] = [Format::Nvfp4, Format::Mxfp4, Format::ModelOpt];
 
-    /// Columns that share a scale.
+    /// Number of columns that share a scale.
     pub fn group(self) -> usize {
         if self == Format::Mxfp4 { 32 } else { 16 }
     }
@@ -162,8 +162,8 @@ impl Fp4 {
     }
 }
 
-/// A golden checkpoint with FP4 projections in the decoder, where rows have whole groups, and the same
-/// checkpoint with the dequantized weights.
+/// A golden checkpoint with FP4 projections in the decoder, where rows have whole groups, and the
+/// same checkpoint with the dequantized weights.
 fn both(folder: &str, format: Format) -> [Copy; 2] {
     let copies = [Copy::of(folder), Copy::of(folder)];
     let (mut packed, mut plain, mut count) = (Vec::new(), Vec::new(), 0);
@@ -386,7 +386,8 @@ fn tensors_that_do_not_form_an_fp4_weight_are_named() {
     let error = Checkpoint::open(CheckpointSource::Folder(listed.0.clone())).expect_err("the list is wrong");
     let words = format!("the tensor {QUERY}.weight is packed, but quantization_config lists module {QUERY} as not");
     assert!(error.to_string().starts_with(&words), "{error}");
-    for (format, words) in [(Format::ModelOpt, "U8 tensor ends in .weight"), (Format::Mxfp4, "ends in .weight_packed")]
+    for (format, words) in
+        [(Format::ModelOpt, "U8 tensor has a name that ends in .weight"), (Format::Mxfp4, "ends in .weight_packed")]
     {
         let plain = Copy::of(QWEN2).set(CONFIG, &["quantization_config"], format.settings());
         let error = Checkpoint::open(CheckpointSource::Folder(plain.0.clone())).expect_err("nothing is packed");

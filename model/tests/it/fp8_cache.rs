@@ -183,7 +183,8 @@ fn scales_of_queries_and_probabilities_are_refused_with_a_hint() {
         for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
             let error = refused(Copy::of(TENSOR).add(FILE, &name).open().with_cache(cache));
             assert!(matches!(&error, LoadError::Weights(WeightError::AttentionScale { .. })), "{error:?}");
-            let words = "is a scale of FP8 queries or probabilities, but attention computes these in a wider type";
+            let words =
+                "is a scale of quantized queries or probabilities, but attention computes these in a wider type";
             assert_eq!(error.to_string(), format!("{name} {words}"));
             assert!(error.hint().contains("remove the scales of queries and probabilities"), "{}", error.hint());
         }

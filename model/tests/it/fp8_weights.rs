@@ -169,13 +169,13 @@ fn tensors_that_contradict_the_quantization_settings_are_named() {
     let listed = Copy::of(BLOCK).set(CONFIG, &list, json!(["lm_head", "layers.1.self_attn"])).error();
     assert_eq!(
         listed.to_string(),
-        "tensor model.layers.1.mlp.down_proj.weight holds bf16, but quantization_config says that it is FP8"
+        "tensor model.layers.1.mlp.down_proj.weight holds bf16, but quantization_config says that it is quantized"
     );
     let partly = Copy::of(BLOCK).set(CONFIG, &list, json!(["model.layers.0.self_attn.k_proj"])).error();
     assert_eq!(
         partly.to_string(),
-        "the checkpoint's quantization_config has model.layers.0.self_attn.q_proj in FP8 and \
-         model.layers.0.self_attn.k_proj not, but they are computed as one"
+        "the checkpoint's quantization_config quantizes model.layers.0.self_attn.q_proj and not \
+         model.layers.0.self_attn.k_proj, but they are computed as one"
     );
     let missing = Copy::of(BLOCK).edit_header(FILE, &scale, &format!("{UP}.weight_scale"), |_| {}).error();
     let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, .. })) = &missing else {
@@ -222,7 +222,7 @@ fn quantized_tensors_that_must_be_plain_are_refused() {
     let words = "tensor lm_head.weight holds f8e4m3, but embeddings, lm_head, norms and routers must not be quantized";
     assert_eq!(head.to_string(), words);
     assert!(head.hint().starts_with("load a release in which it is not quantized"), "{}", head.hint());
-    // InternVL's tower has layer scales. Without the file, the tower counts as unquantized.
+    // InternVL's tower has layer scales. Without the tensor file, the tower counts as unquantized.
     let plan = |ignored: Value| {
         let mut settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
         settings["ignore"] = ignored;
@@ -234,8 +234,7 @@ fn quantized_tensors_that_must_be_plain_are_refused() {
     let tower = json!(["lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*"]);
     let ((of_listed, _), (silent, copy)) = (plan(tower), plan(json!(["lm_head"])));
     assert_eq!(silent, of_listed);
-    // All tensors in the file are bf16. A weight scale for a tower module means that the
-    // module should be FP8.
+    // All tensors in the file are bf16. A weight scale means that a tower module should be FP8.
     let module = "vision_tower.encoder.layer.0.attention.projection_layer";
     let error = copy.add(FILE, &format!("{module}.weight_scale")).error();
     assert!(matches!(&error, LoadError::Weights(WeightError::ScaledOutputs { name, .. }) if name == module), "{error}");
@@ -377,8 +376,7 @@ fn rounded(folder: &str, quantization: WeightQuantization) -> Checkpoint {
 
 #[test]
 fn fp8_rounding_on_load_saves_memory_and_changes_logits_little() {
-    // The last checkpoint has the experts of a layer in one tensor, with the axes
-    // of each matrix swapped.
+    // The last checkpoint has the experts of a layer in one tensor, whose matrices are transposed.
     for folder in [QWEN2, "tests/golden/qwen3", QWEN3_MOE, QWEN3_VL_MOE] {
         let plain = Bench::of(open(folder), 2);
         let expected = logits(&plain, folder);
@@ -541,15 +539,17 @@ fn an_unlisted_plain_tower_is_recognized_from_the_file() {
         alone(&bench, &case, &rows, &[usize::MAX]).logits.remove(0)
     });
     assert_eq!(answers[0], answers[1]);
-    // In a decoder, the list decides. A tower with a weight scale but without
-    // FP8 numbers is refused.
+    // The list decides for a decoder. A tower with a weight scale must have FP8 numbers.
     let down = "model.layers.1.mlp.down_proj.weight";
     let unlisted = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| is_decoders(name) && name != down).error();
-    assert_eq!(unlisted.to_string(), format!("tensor {down} holds bf16, but quantization_config says that it is FP8"));
+    assert_eq!(
+        unlisted.to_string(),
+        format!("tensor {down} holds bf16, but quantization_config says that it is quantized")
+    );
     let (file, index) = ("model-00001-of-00002.safetensors", "model.safetensors.index.json");
     let scale = "visual.merger.mlp.0.weight_scale";
     let scaled = silent.add(file, scale).set(index, &["weight_map", scale], json!(file)).error();
-    let expected = "tensor visual.merger.mlp.0.weight holds bf16, but quantization_config says that it is FP8";
+    let expected = "tensor visual.merger.mlp.0.weight holds bf16, but quantization_config says that it is quantized";
     assert_eq!(scaled.to_string(), expected);
 }
 

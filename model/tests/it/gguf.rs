@@ -342,7 +342,7 @@ fn unsupported_gguf_settings_are_refused_by_name() {
         assert!(error.to_string().contains(expected), "{error} should say: {expected}");
         assert!(error.hint().contains("GGUF"), "{}", error.hint());
     }
-    // Settings without effect are no reason to refuse a file.
+    // Settings that have no effect are accepted.
     good()
         .with("llama.expert_count", number(0))
         .with("unknown.setting", word("x"))

@@ -206,7 +206,7 @@ fn the_only_matching_vision_encoder_is_used() {
     let error = model().with("mmproj-a.gguf", &encoder()).with("mmproj-b.gguf", &encoder()).open();
     let error = error.expect_err("it is not known which file is meant");
     assert_eq!(error.to_string(), "2 files next to the model have its vision encoder: mmproj-a.gguf, mmproj-b.gguf");
-    assert_eq!(error.hint(), "leave one of them in the folder");
+    assert_eq!(error.hint(), "keep only one of them in the folder");
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn differences(one: &RgbImage, other: &RgbImage) -> (u8, f64) {
     (worst, equal)
 }
 
-/// Whether the input of a case is deliberately read in another way than in the recorded call.
+/// Whether the input of a case is deliberately read differently from the recorded call.
 fn reads_otherwise(case: &Value) -> bool {
     // Pillow clips 16-bit gray at 255, but this processor scales it. The recorded call ignores
     // EXIF, but `load_image` and this processor apply it. The recorded call drops alpha, as
@@ -275,7 +275,7 @@ fn hashes_depend_on_pixels_and_settings_but_not_encodings() {
     let touched = RgbImage::new(picture.width(), picture.height(), data).expect("the size is the same");
     let others = [
         plain.process(&touched),
-        plain.process(&RgbImage::new(56, 84, picture.data().to_vec()).expect("the same bytes, turned")),
+        plain.process(&RgbImage::new(56, 84, picture.data().to_vec()).expect("the number of bytes is the same")),
         processor(|config| config.image_mean[1] += 1e-9).process(&picture),
         processor(|config| config.do_normalize = false).process(&picture),
         processor(|config| config.temporal_patch_size = 1).process(&picture),

@@ -52,7 +52,7 @@ fn unsupported_hybrid_settings_are_refused_by_name() {
         refused("linear_conv_kernel_dim", json!(1)).starts_with("linear_conv_kernel_dim is 1; expected at least 2")
     );
     let rope = json!({ "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.01 });
-    let none = "partial_rotary_factor 0.01 rotates 0 of a head's 64 elements";
+    let none = "partial_rotary_factor 0.01 rotates 0 of a head's 64 elements; expected an even number from 2 to 64";
     assert_eq!(refused("rope_parameters", rope), none);
     let rope = json!({ "rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2] });
     let sections = "mrope_section [3, 3, 2] does not divide the 16 rotated pairs of a head among three axes";

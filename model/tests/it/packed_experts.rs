@@ -1,5 +1,6 @@
-//! Packed weights of experts: one matrix for each projection of an expert, or the matrices of all experts
-//! of a layer in one tensor. A model replies as one with the dequantized weights in plain tensors.
+//! Packed weights of experts: one matrix for each projection of an expert, or the matrices of all
+//! experts of a layer in one tensor. A model with packed experts gives the same reply as a model
+//! with the dequantized weights in plain tensors.
 
 use bursar_model::checkpoint::{Checkpoint, CheckpointSource, PackedFormat};
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ fn is_of_expert(module: &str) -> bool {
 
 #[test]
 fn awq_and_gptq_experts_load_as_their_dequantized_values() {
-    // AWQ packs whole words along the rows, and the down projections have 48 of them.
+    // AWQ packs 8 rows into a word. The 48 rows of the down projections fill whole words.
     let packing = Packing { dtype: "BF16", group: None, ..Packing::AWQ };
     let settings = json!({
         "quant_method": "awq", "version": "gemm", "bits": 4, "group_size": -1, "zero_point": true,
@@ -45,12 +46,12 @@ fn awq_and_gptq_experts_load_as_their_dequantized_values() {
     }
 }
 
-/// The packed parts of the experts `[count, rows, columns]` of a layer, by the suffix of their names in
-/// modules, and the dequantized experts in bf16.
+/// Packs the experts `[count, rows, columns]` of a layer. Returns the packed tensors, named by
+/// their suffix in a module, and the dequantized experts in bf16.
 type PackExperts = fn(&[f32], [usize; 3]) -> (Vec<Stored>, Vec<u8>);
 
-/// Packs to 4-bit integers, with or without zero points. The matrices of all experts form one matrix here,
-/// because each has whole words of zero points.
+/// Packs to 4-bit integers, with or without zero points. The matrices of all experts can be packed
+/// as one matrix, because each expert has whole words of zero points.
 fn integers(weight: &[f32], [count, _, columns]: [usize; 3], is_symmetric: bool) -> (Vec<Stored>, Vec<u8>) {
     let packing = Packing { dtype: "BF16", is_symmetric, ..Packing::COMPRESSED };
     let quantized = Quantized::of(packing, weight, columns);
@@ -95,8 +96,9 @@ fn swapped(weight: &[f32], [_, rows, columns]: [usize; 3]) -> Vec<f32> {
     weight.chunks_exact(rows * columns).flat_map(swap).collect()
 }
 
-/// A golden checkpoint whose experts are packed, if their columns fill whole words, and the same checkpoint
-/// with the dequantized experts. Tensors are named as in modules, or flat.
+/// A golden checkpoint whose experts are packed, if their columns fill whole words, and the same
+/// checkpoint with the dequantized experts. A packed tensor is named `NAME.SUFFIX`, as in a module,
+/// or `NAME_SUFFIX` if `is_flat`.
 fn both_of_layers(folder: &str, settings: Value, pack: PackExperts, is_flat: bool) -> [Copy; 2] {
     let copies = [Copy::of(folder), Copy::of(folder)];
     let (mut packed, mut plain, mut count) = (Vec::new(), Vec::new(), 0);
@@ -153,7 +155,7 @@ fn packed_experts_in_one_tensor_load_as_their_dequantized_values() {
 
 #[test]
 fn packed_experts_are_not_swapped_where_the_release_is() {
-    // Rows of 24 columns are one group, shorter than the others.
+    // Rows of 24 columns form one group, which is shorter than the group size of 32.
     let both = both_of_layers(QWEN3_VL_MOE, integer_settings(false), asymmetric, true);
     assert_same(QWEN3_VL_MOE, "compressed-tensors", &both, WIDENED);
 }

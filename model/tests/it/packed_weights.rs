@@ -1,7 +1,7 @@
-//! Checkpoints of integers of 4 and 8 bits (AWQ, GPTQ, compressed-tensors): a model replies as one with the
-//! dequantized weights in plain tensors. Settings and files that contradict each other are
-//! refused by name. A unit test of `weights::unpacking` compares dequantized weights with recorded
-//! ones.
+//! Checkpoints with 4-bit and 8-bit integers (AWQ, GPTQ, compressed-tensors). A model with packed
+//! weights gives the same reply as a model with the dequantized weights in plain tensors. If
+//! settings and files contradict each other, the error names the setting or the tensor. A unit test
+//! of `weights::unpacking` compares dequantized weights with recorded weights.
 
 use std::sync::Arc;
 
@@ -64,7 +64,8 @@ fn rounded(number: f32, dtype: &str) -> [u8; 2] {
     if dtype == "F16" { f16::from_f32(number).to_le_bytes() } else { bf16::from_f32(number).to_le_bytes() }
 }
 
-/// A quantized weight. `integers` are `[rows, columns]`, zero points and scales are `[rows, groups]`.
+/// A quantized weight. `integers` have the shape `[rows, columns]`. Zero points and scales have the
+/// shape `[rows, groups]`.
 pub struct Quantized {
     packing: Packing,
     rows: usize,
@@ -274,8 +275,8 @@ pub fn gptq(module: &str) -> Option<Packing> {
 /// Whether some weights have 4-bit integers in memory.
 pub const PACKED: bool = true;
 pub const WIDENED: bool = false;
-/// Asserts that a model with packed weights gives the same reply, to the bit, as one with the
-/// dequantized weights. It has fewer bytes if weights stay packed, and otherwise the same bytes.
+/// Asserts that a model with packed weights and a model with the dequantized weights have equal
+/// logits. The first has fewer weight bytes if its weights stay packed, and otherwise equal bytes.
 pub fn assert_same(folder: &str, method: &str, [packed, plain]: &[Copy; 2], is_packed: bool) {
     for rank in [Rank::ALONE, Rank::new(0, 2), Rank::new(1, 2)] {
         let [found, expected] = [packed, plain].map(|copy| loaded_bytes(&copy.open(), rank));
@@ -560,7 +561,7 @@ fn tensors_that_do_not_form_a_packed_weight_are_named() {
     assert!(error.to_string().starts_with(&words), "{error}");
     let plain = Copy::of(QWEN2).set(CONFIG, &["quantization_config"], awq_settings());
     let error = Checkpoint::open(CheckpointSource::Folder(plain.0.clone())).expect_err("nothing is packed");
-    assert!(error.to_string().ends_with("the name of no I32 tensor ends in .qweight"), "{error}");
+    assert!(error.to_string().ends_with("no I32 tensor has a name that ends in .qweight"), "{error}");
 }
 
 #[test]

@@ -172,8 +172,8 @@ fn refusing_to_continue_a_turn_names_the_reason() {
 
 #[test]
 fn the_guarded_path_encodes_like_the_plain_path() {
-    // A text that only ends in "<" takes the guard's path. The tokens must be the same on both
-    // paths.
+    // A text that only ends in "<" is encoded with the guard for special tokens. The guard must not
+    // change the tokens.
     let golden = golden_json("chat_templates/qwen2_5.json");
     let source = golden["template"].as_str().expect("a template");
     let prompts = PromptEncoder::new(qwen_tokenizer(), template(source));

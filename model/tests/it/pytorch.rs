@@ -100,7 +100,7 @@ fn files_that_torch_did_not_write_are_refused() {
         (error_after(|bytes| put(bytes, b"ctorch\n", b"ctorcx\n")), "refers to a storage that the file lacks"),
         (error_after(|bytes| put(bytes, b"cpu", b"\xff\xff\xff")), "a string that is not UTF-8"),
         (error_after(|bytes| flag(bytes, 10, 8)), "is compressed or encrypted"),
-        (error_after(|bytes| flag(bytes, 24, 1)), "bytes for"),
+        (error_after(|bytes| flag(bytes, 24, 1)), "is not compressed, but has the sizes"),
     ];
     for (error, expected) in cases {
         assert!(error.contains(expected), "{error} should say: {expected}");

@@ -214,8 +214,8 @@ fn random_logits_depend_only_on_the_seed() {
     let other = logits(&Bench::of(open("qwen2.5-vl-tiny", 6), 1));
     assert_ne!(first, other);
     let spread = |row: &[f32]| row.iter().map(|logit| logit * logit).sum::<f32>() / row.len() as f32;
-    // The variance of a normed row of 128 numbers with deviation 1, times
-    // weights with deviation 0.02.
+    // The variance of the product of a normalized row (128 numbers with standard deviation 1) and
+    // weights with standard deviation 0.02.
     let expected = 128.0 * 0.02f32.powi(2);
     for row in [first, other] {
         assert!((spread(&row) / expected - 1.0).abs() < 0.5, "the spread is {}; expected {expected}", spread(&row));

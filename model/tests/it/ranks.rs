@@ -160,7 +160,7 @@ fn heads_that_ranks_cannot_divide_are_refused_with_possible_numbers() {
             .expect_err("the heads do not divide among the ranks");
         assert!(matches!(&error, LoadError::Weights(WeightError::Ranks(_))), "{error:?}");
         assert!(error.to_string().starts_with(expected), "{error}");
-        assert_eq!(error.hint(), format!("use a number of ranks that divides all of it: {hint}"));
+        assert_eq!(error.hint(), format!("use one of these numbers of ranks: {hint}"));
     }
 }
 

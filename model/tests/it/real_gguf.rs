@@ -42,8 +42,8 @@ fn a_released_gguf_model_gives_the_recorded_ids_and_replies() {
         let text = case[0].as_str().expect("a text");
         assert_eq!(prompts.tokenizer().encode_plain(text).expect("ids"), ids(&case[1]), "{text:?}");
     }
-    let room = BenchMemory { capacity: Bytes::gib(1), ..BenchMemory::GOLDEN };
-    let bench = Bench::on(checkpoint, Cpu::new(2), Memory::new(room.capacity), room);
+    let sizes = BenchMemory { capacity: Bytes::gib(1), ..BenchMemory::GOLDEN };
+    let bench = Bench::on(checkpoint, Cpu::new(2), Memory::new(sizes.capacity), sizes);
     for case in recorded["cases"].as_array().expect("cases") {
         let question = case["question"].as_str().expect("a question");
         let prompt =

@@ -418,9 +418,9 @@ proptest! {
                     prop_assert!(open.take().is_some() && serde_json::from_str::<Value>(arguments).is_ok(), "{}", arguments);
                 }
                 ReplyPart::CallBegin { index, .. } => prop_assert!(open.replace(*index).is_none(), "calls do not nest"),
-                ReplyPart::CallEnd { .. } => prop_assert!(open.take().is_some(), "only what began ends"),
+                ReplyPart::CallEnd { .. } => prop_assert!(open.take().is_some(), "only an open call ends"),
                 ReplyPart::Arguments { json, .. } => {
-                    prop_assert!(open.is_some(), "arguments are of a call");
+                    prop_assert!(open.is_some(), "arguments belong to a call");
                     arguments = json;
                 }
                 ReplyPart::Text(_) | ReplyPart::Reasoning(_) => prop_assert!(open.is_none(), "a call holds no text"),

@@ -77,11 +77,11 @@ fn envelopes() -> Vec<Envelope> {
     ]
 }
 
-/// A loaded model with caches of size `room`.
+/// A loaded model with caches of this `capacity`.
 struct Machine {
     model: Model,
     cpu: Cpu,
-    room: CacheCapacity,
+    capacity: CacheCapacity,
     caches: bench::Caches,
     cache: Segment,
     sampling: SamplingShape,
@@ -92,20 +92,20 @@ struct Machine {
 }
 
 impl Machine {
-    fn on(cpu: Cpu, checkpoint: Checkpoint, room: CacheCapacity) -> Self {
+    fn on(cpu: Cpu, checkpoint: Checkpoint, capacity: CacheCapacity) -> Self {
         let memory = Memory::new(Bytes::mib(160));
         let planned = Model::plan_rank(&checkpoint, cpu.target(), cpu.rank()).expect("the model can be planned");
         let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(()))
             .expect("the model loads");
-        let caches = bench::Caches::poisoned(&memory, &cpu, &model, room.blocks);
+        let caches = bench::Caches::poisoned(&memory, &cpu, &model, capacity.blocks);
         let row = model.picture_row_bytes(cpu.target());
-        let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
+        let cache = memory.poisoned(&cpu, Class::VisionCache, row * capacity.cache_rows as u64);
         let sampling =
             SamplingShape { rows: LOGIT_ROWS, context_tokens: 300, vocabulary: model.config().decoder().vocabulary };
         let chosen = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(sampling.words()));
         let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(64)));
-        Machine { model, cpu, room, caches, cache, sampling, chosen, workspace }
+        Machine { model, cpu, capacity, caches, cache, sampling, chosen, workspace }
     }
 
     /// Executes a pass in a workspace of `bytes`.
@@ -115,7 +115,7 @@ impl Machine {
         self.workspace.reset_high_water();
         let below = self.workspace.used();
         let layers = self.caches.layers(&self.model, self.cpu.target());
-        let cache_shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
+        let cache_shape = [self.capacity.cache_rows, self.model.config().embedding_layout().width()];
         // SAFETY: the cache segment is backed for these rows, and only the
         // test's thread accesses them.
         let mut cache =
@@ -164,7 +164,7 @@ fn every_worst_case_on(cpu: Cpu, folder: &str, cache: CacheFormat, check: impl F
     every_worst_case_of(cpu, bench::open(folder).with_cache(cache), folder, check);
 }
 
-/// Same as [`every_worst_case_on`], of a checkpoint with the options that it has.
+/// Same as [`every_worst_case_on`], for an open checkpoint, whose options are not changed.
 fn every_worst_case_of(
     cpu: Cpu,
     checkpoint: Checkpoint,
@@ -173,11 +173,11 @@ fn every_worst_case_of(
 ) {
     // There are fewer blocks than the longest context needs, so worst cases use
     // some blocks several times.
-    let room = CacheCapacity { blocks: 11, cache_rows: 130 };
-    let machine = Machine::on(cpu, checkpoint, room);
+    let capacity = CacheCapacity { blocks: 11, cache_rows: 130 };
+    let machine = Machine::on(cpu, checkpoint, capacity);
     let (target, rank) = (*machine.cpu.target(), machine.cpu.rank());
     for envelope in envelopes() {
-        for worst_case in worst_cases::worst_cases(&machine.model, &envelope, room) {
+        for worst_case in worst_cases::worst_cases(&machine.model, &envelope, capacity) {
             let what = format!("{folder}, {target:?}, {rank:?}, {envelope:?}, {}", worst_case.name);
             let planned = worst_cases::plan(&machine.model, target, &worst_case.pass);
             let planned = planned.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -270,8 +270,8 @@ fn a_mixture_after_dense_layers_is_proven_with_two_layers() {
         registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has the settings");
     let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
     let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
-    let room = CacheCapacity { blocks: 11, cache_rows: 0 };
-    for worst_case in worst_cases::worst_cases(&model, &envelopes()[1], room) {
+    let capacity = CacheCapacity { blocks: 11, cache_rows: 0 };
+    for worst_case in worst_cases::worst_cases(&model, &envelopes()[1], capacity) {
         let proof = worst_cases::proof(&model, target, &worst_case.pass).expect("the worst case can be planned");
         assert_eq!(proof, Depth::First(2), "{}", worst_case.name);
     }
@@ -309,8 +309,8 @@ fn a_launch_has_no_more_embeddings_than_cache_rows() {
 fn an_envelope_beyond_this_machines_memory_can_be_planned() {
     let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("the model can be planned");
     let envelope = Envelope { context_tokens: 1 << 20, sequences: 4096, step_tokens: 1 << 20, ..Envelope::default() };
-    let room = CacheCapacity { blocks: 512, cache_rows: 2048 };
-    let worst_cases = worst_cases::worst_cases(&model, &envelope, room);
+    let capacity = CacheCapacity { blocks: 512, cache_rows: 2048 };
+    let worst_cases = worst_cases::worst_cases(&model, &envelope, capacity);
     let peaks = worst_cases.iter().map(|worst_case| peak(&model, Target::Cpu { threads: 2 }, &worst_case.pass));
     let largest = peaks.max().expect("there is at least one worst case");
     // The block tables of 65,536 blocks for 4,096 sequences take 1 GiB by themselves.
@@ -321,7 +321,7 @@ fn an_envelope_beyond_this_machines_memory_can_be_planned() {
 struct Within<'m> {
     model: &'m Model,
     envelope: Envelope,
-    room: CacheCapacity,
+    capacity: CacheCapacity,
     random: Random,
 }
 
@@ -350,9 +350,9 @@ impl Within<'_> {
         let longest = self.envelope.context_tokens;
         let (tokens, positions) = (vec![0u32; longest], vec![[0u32; 3]; longest]);
         let blocks: Vec<u32> =
-            (0..longest.div_ceil(BLOCK_TOKENS)).map(|block| (block % self.room.blocks) as u32).collect();
+            (0..longest.div_ceil(BLOCK_TOKENS)).map(|block| (block % self.capacity.blocks) as u32).collect();
         let tables = vec![BlockTable::from(blocks); self.model.cache_groups().count()];
-        let rows: Vec<u32> = (0..longest).map(|row| (row % self.room.cache_rows) as u32).collect();
+        let rows: Vec<u32> = (0..longest).map(|row| (row % self.capacity.cache_rows) as u32).collect();
         let pictures: Vec<[EmbeddingRows<'_>; 1]> = shares
             .iter()
             .map(|(.., shown, _)| [EmbeddingRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
@@ -386,7 +386,7 @@ impl Within<'_> {
 
     fn launch(&mut self) -> Option<Pass> {
         let (merge, patch) = (self.model.config().merge()?, self.model.config().patch()?);
-        let launch = self.envelope.launch_patches.min(merge.patches(self.room.cache_rows));
+        let launch = self.envelope.launch_patches.min(merge.patches(self.capacity.cache_rows));
         let most = merge.tokens(launch.min(self.envelope.picture_patches));
         let mut left = merge.tokens(launch);
         // The pass has many small pictures or a few large pictures, in a full
@@ -417,14 +417,14 @@ fn peak(model: &Model, target: Target, pass: &Pass) -> Bytes {
 }
 
 fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Envelope, seed: u64) {
-    let (room, rank) = (CacheCapacity { blocks: 9, cache_rows: 90 }, model.rank());
-    let worst_cases = worst_cases::worst_cases(model, &envelope, room);
+    let (capacity, rank) = (CacheCapacity { blocks: 9, cache_rows: 90 }, model.rank());
+    let worst_cases = worst_cases::worst_cases(model, &envelope, capacity);
     let largest = |is_step: bool| {
         let of_lane = worst_cases.iter().filter(|worst_case| matches!(worst_case.pass, Pass::Step(_)) == is_step);
         of_lane.map(|worst_case| peak(model, target, &worst_case.pass)).max().unwrap_or_default()
     };
     let (step_peak, launch_peak) = (largest(true), largest(false));
-    let mut within = Within { model, envelope: envelope.clone(), room, random: Random::new(seed) };
+    let mut within = Within { model, envelope: envelope.clone(), capacity, random: Random::new(seed) };
     for _ in 0..20 {
         let step = within.step();
         let taken = peak(model, target, &step);
@@ -436,7 +436,7 @@ fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Enve
         let taken = peak(model, target, &launch);
         assert!(
             taken <= launch_peak,
-            "a launch takes {taken} of {rank:?} but the worst cases take {launch_peak}, in {envelope:?}"
+            "a launch on {rank:?} takes {taken} but the worst cases take {launch_peak}, in {envelope:?}"
         );
     }
 }
@@ -486,12 +486,12 @@ proptest! {
 
 #[test]
 fn worst_cases_cover_all_workloads_of_the_models_family() {
-    let room = CacheCapacity { blocks: 64, cache_rows: 1024 };
+    let capacity = CacheCapacity { blocks: 64, cache_rows: 1024 };
     let envelope = Envelope { draft_tokens: 2, ..Envelope::small() };
     for folder in [QWEN2, QWEN2_5_VL, QWEN3, LLAMA] {
         let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("the model can be planned");
         let asked = model.config().workloads();
-        let worst_cases = worst_cases::worst_cases(&model, &envelope, room);
+        let worst_cases = worst_cases::worst_cases(&model, &envelope, capacity);
         let stressed: Vec<Workload> = worst_cases.iter().flat_map(|worst_case| worst_case.workloads).copied().collect();
         for workload in asked {
             assert!(stressed.contains(workload), "{folder}: no worst case covers {workload:?}");

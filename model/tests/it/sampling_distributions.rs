@@ -98,7 +98,7 @@ fn believable(expected: &[f64], counts: &[u64]) -> Option<bool> {
         if probability == 0.0 && count > 0 {
             return None;
         } else if mean < 5.0 {
-            // Too few draws for the normal approximation: all such tokens form one class.
+            // Too few draws for the normal approximation: count all such tokens together.
             rare = (rare.0 + mean, rare.1 + count as f64);
         } else {
             chi_square += (count as f64 - mean).powi(2) / mean;

@@ -1,5 +1,6 @@
-//! Layers with a sliding window: which layers have one, what is refused, and what the window changes.
-//! `golden_text_families.rs` compares their logits with those of transformers.
+//! Sliding windows: the layers that have a window, the settings that are refused, and the effect of
+//! the window on logits. `golden_text_families.rs` compares these logits with logits of
+//! transformers.
 
 use bursar_kernels::Target;
 use bursar_model::{Model, registry::FamilyConfig};
@@ -14,7 +15,7 @@ use crate::{
 const CPU: Target = Target::Cpu { threads: 2 };
 const CONFIG: &str = "config.json";
 
-/// The windows of four layers with the context of 8,192 tokens, or the refusal.
+/// The windows of four layers with a context of 8,192 tokens, or the error message.
 fn windows(model_type: &str, edit: Value) -> Result<Vec<Option<usize>>, String> {
     let mut fields = json!({ "model_type": model_type, "num_hidden_layers": 4, "max_position_embeddings": 8192 });
     fields.as_object_mut().expect("an object").extend(edit.as_object().expect("an object").clone());
@@ -31,9 +32,9 @@ fn sliding_window_layers_follow_the_rule_of_the_model_class() {
         fields.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         fields
     };
-    assert_eq!(windows("mistral", json!({})), all(Some(4096)), "the default of the class");
+    assert_eq!(windows("mistral", json!({})), all(Some(4096)), "the default of the model class");
     assert_eq!(windows("mistral", json!({ "sliding_window": 8191 })), all(Some(8191)));
-    assert_eq!(windows("mistral", json!({ "sliding_window": 8192 })), all(None), "the window is never full");
+    assert_eq!(windows("mistral", json!({ "sliding_window": 8192 })), all(None), "the window holds the full context");
     assert_eq!(windows("mistral", json!({ "sliding_window": null })), all(None));
     assert_eq!(windows("llama", used(json!({ "sliding_window": 64 }))), all(None), "the class has no window");
     assert_eq!(windows("qwen3_moe", json!({ "sliding_window": 64 })), all(None));
@@ -89,7 +90,8 @@ fn a_window_that_no_sequence_exceeds_is_dropped() {
 #[test]
 fn removing_the_sliding_window_changes_the_recorded_logits() {
     for (folder, key) in WINDOWED.into_iter().zip(["sliding_window", "layer_types"]) {
-        // Without `layer_types`, the first `max_window_layers` layers have full attention: all four.
+        // Without `layer_types`, the first `max_window_layers` layers have full attention. Here
+        // these are all four layers.
         let copy = Copy::of(folder).set(CONFIG, &[key], json!(null));
         let full = Bench::of(copy.open(), 2);
         assert_eq!(full.model.config().decoder().sliding, None);

@@ -1,4 +1,4 @@
-//! Structured output: with any logits, a reply has its form and ends by itself.
+//! Structured output: for any logits, a reply follows its format and ends by itself.
 
 use std::sync::LazyLock;
 
@@ -452,7 +452,7 @@ fn unsupported_reply_formats_are_refused_with_a_reason() {
     }
 }
 
-/// Only patterns for the same text count together.
+/// The limit applies to the number of patterns that one string must match.
 #[test]
 fn a_schema_may_have_many_patterns_for_different_strings() {
     let properties: serde_json::Map<String, Value> = (0..30)

@@ -133,7 +133,7 @@ fn default_settings_match_transformers_for_each_family() {
                 "mlp_only_layers": mixture.dense.clone().unwrap_or_default(),
             });
             found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
-            // One of the two classes has no such key and always renormalizes.
+            // One of the two classes has no `norm_topk_prob` and always renormalizes.
             assert_eq!(mixture.renormalized, recorded["norm_topk_prob"].as_bool().unwrap_or(true));
         }
     }
@@ -299,8 +299,8 @@ fn swapped(matrices: &[u8], rows: usize, columns: usize) -> Vec<Vec<u8>> {
     matrices.chunks(2 * rows * columns).map(swap).collect()
 }
 
-/// Replaces each expert tensor by the tensors (name, shape, bytes) that `tensors_of` returns, stored
-/// one after the other in the bytes of the original tensor.
+/// Replaces each expert tensor by the tensors (name, shape, bytes) that `tensors_of` returns, which
+/// are stored one after the other in the bytes of the original tensor.
 fn with_expert_tensors(
     copy: Copy,
     tensors_of: impl Fn(&str, &[usize; 3], Vec<Vec<u8>>) -> Vec<(String, Vec<usize>, Vec<u8>)>,

@@ -401,7 +401,7 @@ fn a_video_processor_with_another_pixel_rule_is_refused() {
     let file = r#"{"video_processor_type": "Qwen2VLVideoProcessor", "patch_size": 16}"#;
     let error = Copy::of(QWEN3_VL).write("video_preprocessor_config.json", file).error().to_string();
     assert!(
-        error.contains("those of all frames together") && error.contains("video_preprocessor_config.json"),
+        error.contains("limits apply to all frames together") && error.contains("video_preprocessor_config.json"),
         "{error}"
     );
 }

@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::{guard::Held, openai::usage::UsageBody as Counts};
 
-/// Clients keep only thinking blocks that are signed. This server does not check signatures.
+/// Signature of every thinking block, because clients keep only signed blocks. This server does not
+/// check signatures.
 pub(super) const SIGNATURE: &str = "bursar";
 
 #[derive(Serialize)]

@@ -34,7 +34,7 @@ pub(crate) async fn create(
     Extension(client): Extension<Client>,
     body: JsonBody<MessagesRequest>,
 ) -> Result<Response, ApiError> {
-    let JsonBody { value: request, room } = body;
+    let JsonBody { value: request, permit } = body;
     let (name, model) = shared.models.ready(request.model.as_deref())?;
     let tokens_max = request.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "`max_tokens` is missing"))?;
     let head = Head {
@@ -44,8 +44,8 @@ pub(crate) async fn create(
         tokens_max,
     };
     let is_streamed = request.stream.unwrap_or_default();
-    let mut held = client.hold(1, room)?;
-    let (chat, places) = chat(request, &model, &shared, held.room()).await?;
+    let mut held = client.hold(1, permit)?;
+    let (chat, places) = chat(request, &model, &shared, held.permit()).await?;
     let chat = client.header_params().apply(chat.max_tokens(tokens_max));
     let refused = |error| places.error(error);
     if is_streamed {
@@ -64,8 +64,8 @@ pub(crate) async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let (_, model) = shared.models.ready(body.value.model.as_deref())?;
     // The memory stays reserved until the prompt is rendered.
-    let mut room = Some(body.room);
-    let (chat, places) = chat(body.value, &model, &shared, &mut room).await?;
+    let mut permit = Some(body.permit);
+    let (chat, places) = chat(body.value, &model, &shared, &mut permit).await?;
     let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error))?;
     Ok(Json(json!({"input_tokens": prompt.token_ids.len()})))
 }
@@ -75,7 +75,7 @@ async fn chat(
     mut request: MessagesRequest,
     model: &ModelHandle,
     shared: &Shared,
-    room: &mut BodyPermit,
+    permit: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
     if request.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
         let error =
@@ -86,7 +86,7 @@ async fn chat(
     // A final assistant message is the beginning of the reply (Anthropic's prefill). A message with
     // tool calls is complete and is not continued.
     let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
-    let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
+    let (mut chat, places) = draft_message::chat(drafts, model, shared, permit).await?;
     if continues {
         chat = chat.continue_final_message();
     }

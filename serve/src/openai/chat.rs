@@ -30,7 +30,7 @@ pub(crate) async fn complete(
     Extension(client): Extension<Client>,
     body: JsonBody<ChatRequest>,
 ) -> Result<Response, ApiError> {
-    let JsonBody { value: ChatRequest { chat: fields, sampling }, room } = body;
+    let JsonBody { value: ChatRequest { chat: fields, sampling }, permit } = body;
     let (name, model) = shared.models.ready(fields.model.as_deref())?;
     let is_streamed = sampling.stream.unwrap_or_default();
     let options = sampling.stream_options.unwrap_or_default();
@@ -40,8 +40,8 @@ pub(crate) async fn complete(
             ApiError::invalid("prompt_logprobs", "`prompt_logprobs` cannot be streamed").hint("leave out `stream`")
         );
     }
-    let mut held = client.hold(samples, room)?;
-    let (chat, places) = chat(fields, &model, &shared, held.room()).await?;
+    let mut held = client.hold(samples, permit)?;
+    let (chat, places) = chat(fields, &model, &shared, held.permit()).await?;
     let chat = client.header_params().apply(chat);
     let chat = sampling.apply(chat)?;
     let replies = model.samples(chat, samples).await.map_err(|error| places.error(error))?;
@@ -60,13 +60,13 @@ pub(crate) async fn chat(
     fields: ChatFields,
     model: &ModelHandle,
     shared: &Shared,
-    room: &mut BodyPermit,
+    permit: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(ApiError::invalid("modalities", "replies can only be text").hint("set `modalities` to `text` only"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
-    let (mut chat, places) = draft_message::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
+    let (mut chat, places) = draft_message::chat(turns::drafts(fields.messages, sizes)?, model, shared, permit).await?;
     chat = chat.max_tokens(fields.max_completion_tokens.or(fields.max_tokens));
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {

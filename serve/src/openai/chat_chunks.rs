@@ -36,8 +36,8 @@ struct Delta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
-    /// Null if there is no reasoning: clients of DeepSeek and SGLang read it without checking
-    /// that it is present.
+    /// Null if there is no reasoning: clients of DeepSeek and SGLang read this field without
+    /// checking that it is present.
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,

@@ -38,7 +38,7 @@ pub(crate) async fn complete(
     Extension(client): Extension<Client>,
     body: JsonBody<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let JsonBody { value: CompletionRequest { mut fields, sampling }, room } = body;
+    let JsonBody { value: CompletionRequest { mut fields, sampling }, permit } = body;
     let (name, model) = shared.models.ready(fields.model.as_deref())?;
     let head = Head::new("cmpl-", "text_completion", name);
     let (is_streamed, options) = (sampling.stream.unwrap_or_default(), sampling.stream_options.unwrap_or_default());
@@ -52,7 +52,7 @@ pub(crate) async fn complete(
         );
         return Err(ApiError::invalid("prompt", message).hint("split the prompts into several requests"));
     }
-    let held = client.hold(replies, room)?;
+    let held = client.hold(replies, permit)?;
     let asked = ask(&model, (&shared, &client), prompts, fields, &sampling).await;
     let (samples, replies): (_, Vec<_>) = asked.map_err(|error| error.renamed(&NAMES))?.into_iter().unzip();
     let samples = Samples { of: samples, count: count.max(1) };

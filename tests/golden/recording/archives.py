@@ -87,4 +87,4 @@ def pack(source, archives=ARCHIVES):
     packed = {f"{folder.name}.tar.xz" for folder in folders}
     for path in sorted(archives.glob("*.tar.xz")):
         if path.name not in packed:
-            print(f"{path.name}: {source} has no such folder; delete the archive if its part is gone")
+            print(f"{path.name}: {source} has no such folder; delete the archive if no part records this folder")

@@ -36,8 +36,8 @@ def qwen2_5_vl_template():
 def qwen3_vl_template():
     """Our own wording of the template of Qwen/Qwen3-VL-*-Instruct. It renders the same text.
 
-    It was compared with the released template as a test of TensorSharp (github.com/zhongkaifu/TensorSharp) quotes it from
-    the official GGUF file, SHA-256 3636d0f0bd6bef02654cdffdc447b79cb2cef8ab02cc75267345946291a489e4."""
+    It was compared with the released template, which a test of TensorSharp (github.com/zhongkaifu/TensorSharp) quotes
+    from the official GGUF file, SHA-256 3636d0f0bd6bef02654cdffdc447b79cb2cef8ab02cc75267345946291a489e4."""
     return (
         "{%- set seen = namespace(pictures=0, videos=0) -%}\n"
         "{%- macro words(content) -%}\n"
@@ -246,10 +246,10 @@ def internvl_chat_template():
 
 
 def qwq_template(qwen2_5):
-    """A template that renders the text of QwQ-32B's, made by editing Qwen2.5's.
+    """A template that renders the same text as QwQ-32B's template, made by editing Qwen2.5's template.
 
-    It differs from Qwen2.5's in three ways: there is no default system prompt, the thoughts of every answer except the
-    last message are removed, and the generation prompt opens a thought."""
+    It differs from Qwen2.5's in three ways: there is no default system prompt, the reasoning is removed from every answer
+    except the last message, and the generation prompt opens the reasoning."""
     default = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
     answer = "{%- set answer = message.content if loop.last else message.content.split('</think>')[-1].lstrip('\\n') %}"
     edits = [
@@ -273,7 +273,7 @@ def qwq_template(qwen2_5):
 
 
 def llama_3_1_template():
-    """Our own wording of how Llama 3.1's model card describes tools called by JSON.
+    """A template written from the description of JSON tool calls in Llama 3.1's model card.
 
     The tools are in the first user message, or in the system message if the option asks for it. A turn has one call.
     Results have the role `ipython`."""

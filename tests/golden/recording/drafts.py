@@ -1,7 +1,7 @@
 """Drafts of Qwen3.5's draft head (MTP), computed with the layers of transformers, which does not load `mtp.*` itself.
 
-The head is that of vLLM (0.33, `qwen3_5_mtp.py`): for the row of token i, `fc` reads the normalized embedding of token i+1
-and then the normalized row of the decoder after its final norm. The layer has the positions of token i."""
+The head is computed as in vLLM (0.33, `qwen3_5_mtp.py`): for the row of token i, `fc` reads the normalized embedding of
+token i+1 and then the normalized row of the decoder after its final norm. The layer has the positions of token i."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ ANSWER, DRAFTS = 8, 3
 
 class DraftHead(nn.Module):
     def __init__(self, model, tensors):
-        """`tensors` are those of the checkpoint. Embedding and output projection are those of `model`."""
+        """`tensors` are the checkpoint's tensors. The embedding and the output projection are taken from `model`."""
         super().__init__()
         text = model.model.language_model
         kinds, config = sys.modules[type(text).__module__], copy.copy(text.config)
@@ -51,7 +51,7 @@ class DraftHead(nn.Module):
 
 
 def decoder_rows(model, inputs):
-    """Embeddings of all tokens with those of pictures, rows after the final norm, and positions [3, 1, tokens]."""
+    """Embeddings of all tokens and pictures, rows after the final norm, and positions [3, 1, tokens]."""
     seen = {}
     hook = lambda module, args, named: seen.update(named)  # noqa: E731
     handle = model.model.language_model.register_forward_pre_hook(hook, with_kwargs=True)

@@ -3,7 +3,7 @@
 transformers 5.17 does not run FP8 on a CPU. The reference is its f64 model, in which each FP8 projection rounds its
 activations to E4M3 (scales and quotients in f32, torch's conversion) and multiplies them by the dequantized weight.
 
-Other implementations check it in two places. transformers' `Fp8Dequantize` must give the same weights for the format
+Two other implementations check this reference. transformers' `Fp8Dequantize` must give the same weights for the format
 `block`. compressed-tensors 0.20 with accelerate 1.15 must give the same logits for `channel`, if they can be imported."""
 
 import importlib.util
@@ -56,7 +56,7 @@ def draw_weights(name, config):
     weights = Weights(SEEDS[name], torch.bfloat16)
     weights.decoder(config, embedding_deviation=0.6, biases="", head_norms=True)
     # If embeddings were multiples of one step, they would be simple fractions of a row's largest
-    # element, which are midpoints of E4M3 numbers.
+    # element. Such fractions are midpoints between E4M3 numbers.
     weights.vector("model.embed_tokens.weight", (config["vocab_size"], config["hidden_size"]), deviation=0.6)
     if name in ("qwen3_fp8", "qwen3_moe_fp8_dynamic"):
         for key in [key for key in weights.tensors if key.endswith("layernorm.weight")]:

@@ -126,7 +126,8 @@ class Format:
             return rounded_by_group
         if self.name == "channel":
             return rounded_by_row
-        # Queries, keys and values are one product, and so are gate and up. They share the largest scale.
+        # Queries, keys and values are computed as one product, and so are gate and up. All
+        # projections of a product share the largest of their scales.
         fused = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": ("gate", "up"), "up": ("gate", "up")}
         before, part = name.removesuffix("_proj.weight").rsplit(".", 1)
         parts = fused.get(part, [part])

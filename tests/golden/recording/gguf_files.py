@@ -21,7 +21,8 @@ from .tokenizer import SPLIT_QWEN3_5, STRINGS
 F32, F16, BF16 = (gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
 # The types of the matrices and of the embedding. The last file mixes two types.
 FILES = {"llama": (BF16, BF16), "qwen2": (F16, F16), "qwen3": (BF16, F32)}
-# Hybrid models, by name and architecture. The file of the vision encoder of the first one is recorded too.
+# Hybrid models, by name and architecture. The file of the first model's vision encoder is also
+# recorded.
 HYBRIDS = {"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe"}
 BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 # `tools/cpu/gguf_peers.py record` recorded this file from a real model.

@@ -52,7 +52,7 @@ def interlaced_gif(picture):
 
 
 def gif_on_larger_canvas(picture, transparent):
-    """A GIF with its frame at 7, 5 of a larger canvas. Pillow fills the rest with the transparent color, or the first."""
+    """A GIF with its frame at 7, 5 of a larger canvas. Pillow fills the rest with the transparent or first color."""
     encoded = io.BytesIO()
     more = {"transparency": 3} if transparent else {}
     picture.quantize(16, dither=Image.Dither.NONE).save(encoded, "GIF", interlace=0, **more)

@@ -98,7 +98,7 @@ def record_case(folder, name, path, limits, differences):
         "torchvision_vs_pil": {"worst": int(apart.max()), "share_equal": round(float((apart == 0).mean()), 6)},
     }
     write_png(folder / f"{name}.png", fast)
-    # Where the Pillow backend differs (flat in [height, width, 3]), and by how much.
+    # Flat indices in [height, width, 3] at which the Pillow backend differs, and the differences.
     where = np.flatnonzero(apart)
     differences[f"{name}.at"] = torch.from_numpy(where.astype(np.int32))
     differences[f"{name}.pil_minus_torchvision"] = torch.from_numpy((slow.astype(int) - fast).flat[where].astype(np.int8))

@@ -145,7 +145,7 @@ HF_NAMES = [
 
 
 def hf_tensors(source):
-    """The tensors with transformers' names, queries, keys and values separate."""
+    """The tensors with transformers' names, and with separate queries, keys and values."""
     tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         for old, new in HF_NAMES if not name.startswith("language_model.") else []:

@@ -1,7 +1,7 @@
 """Weights of 4 and 8 bits as AutoAWQ, AutoGPTQ, GPTQModel, compressed-tensors and ModelOpt write them, and their values.
 
 Each folder has `config.json` (only `quantization_config`), `model.safetensors` with the packed weights, and
-`values.safetensors` with the values that the tool computes from them. The values of compressed-tensors are those of the
+`values.safetensors` with the values that the tool computes from them. The values of compressed-tensors come from the
 package `compressed-tensors` 0.20.1. The values of AWQ and GPTQ come from the formulas of AutoAWQ (`dequantize_gemm`) and
 AutoGPTQ (`QuantLinear.forward`), written here again and compared with a second reader: for AWQ the converter of
 `compressed-tensors`, for GPTQ a loop over single elements. The values of ModelOpt's NVFP4 come from its formula
@@ -67,7 +67,8 @@ def record_awq(folder):
 def record_gptq(folder, version):
     """`version` is 1 or 2. The first one stores zero points minus one."""
     generator, tensors, values, dynamic = torch.Generator().manual_seed(version), {}, {}, {}
-    # Names, rows, columns, group, bits, whether columns are reordered, and whether the file has their groups.
+    # Names, rows, columns, group, bits, whether columns are reordered, and whether the file has the
+    # group of each column.
     for name, rows, columns, group, bits, is_reordered, has_groups, dtype in [
         ("asymmetric", 24, 96, 32, 4, False, True, torch.float16),
         ("partial", 16, 76, 32, 4, False, True, torch.float16),  # the last group and the last words are not full
@@ -171,7 +172,9 @@ def compressed_settings(form, arguments):
 
 
 def random_fp4(generator, shape, group):
-    """Bytes with every pair of numbers, and for NVFP4 scales with every exponent, or else powers of two."""
+    """Random bytes with all pairs of FP4 numbers, and their scales.
+
+    Scales for NVFP4 (`group` is 16) are E4M3 numbers with every exponent. Other scales are powers of two."""
     *outer, columns = shape
     packed = torch.randint(0, 256, (*outer, columns // 2), generator=generator).to(torch.uint8)
     if group == 16:

@@ -29,7 +29,7 @@ def checked_embeddings(reference, pixels, grids, checks):
 
 
 def windows(grids):
-    """Facts and tensors of Qwen2.5-VL's windows for pictures of these grids."""
+    """Facts and tensors of Qwen2.5-VL's windows for pictures with the grids `grids`."""
     window_index, window_ends = get_vision_window_index(grids, MERGE, 112, PATCH)
     sizes = window_ends.diff().tolist()
     print(f"  {'':18} windows of {sorted(set(sizes))} patches (64 is a full one)")

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 
 def save(value, path):
-    """Writes `path` by way of a file named `made`, because torch.save stores the name of its file in it."""
+    """Writes a file named `made` and renames it to `path`, because torch.save stores the file's name in the file."""
     made = path.with_name("made")
     torch.save(value, made)
     made.rename(path)

@@ -197,7 +197,7 @@ def check_variants(root):
             assert torch.equal(logits(copy), expected), name
         without("rms_norm_eps")(config)
         (Path(copy) / "config.json").write_text(json.dumps(config))
-        assert not torch.equal(logits(copy), expected), "the check can fail: this default differs from the setting"
+        assert not torch.equal(logits(copy), expected), "the default epsilon differs, so the logits must differ"
 
 
 def record(root, inputs):

@@ -27,7 +27,7 @@ CHECKPOINTS = {
 TEXT_ONLY = ("qwen3_5_text", "qwen3_5_yarn")
 # Seeds of the draft heads. They give every draft a clear margin, too.
 DRAFT_SEEDS = {"qwen3_5": 148, "qwen3_5_moe": 1}
-# Prompts on both sides of the borders of chunks, which have 64 tokens.
+# Prompt lengths on both sides of chunk borders. A chunk has 64 tokens.
 LENGTHS = (63, 64, 65, 127, 129, 200)
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 36,
            "output_router_logits": False, "router_aux_loss_coef": 0.001}  # fmt: skip
@@ -65,7 +65,7 @@ def text_settings(name, ids):
 
 
 def vision_settings(name):
-    """Qwen3-VL's vision encoder without DeepStack. The released settings have the model type of the whole model."""
+    """Qwen3-VL's vision encoder without DeepStack. `model_type` is the complete model's type, as released."""
     depth, heads, head_dim = (2, 1, 72) if name == "qwen3_5" else (1, 1, 64)
     return {
         "deepstack_visual_indexes": [], "depth": depth, "hidden_act": "gelu_pytorch_tanh", "hidden_size": heads * head_dim,

@@ -5,7 +5,7 @@ from PIL import Image, ImageDraw
 
 from .files import write_png
 
-MODEL_PICTURES = {  # file: (width, height, seed). Grids and windows are those of Qwen2.5-VL
+MODEL_PICTURES = {  # file: (width, height, seed). The comments give Qwen2.5-VL's grids and windows
     "scene_101x157.png": (101, 157, 1),  # grid 12 x 8: windows of 4x4, 2x4
     "wide_333x97.png": (333, 97, 2),  # grid 6 x 24: every window is 3x4
     "square_225x225.png": (225, 225, 3),  # above max_pixels, grid 12 x 12: windows 4x4, 4x2, 2x4, 2x2

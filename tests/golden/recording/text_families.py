@@ -12,7 +12,7 @@ from .weights import Weights
 
 QWEN2, SEED_QWEN2 = "qwen2", 6
 SEEDS = {"qwen3": 1, "qwen3_yarn": 1, "llama": 1, "llama_biased": 12, "mistral": 2, "qwen3_moe": 2, "qwen3_moe_sparse": 1}
-# Sliding windows, shorter than the chat `long`.
+# Seeds of the checkpoints with sliding windows, which are shorter than the chat `long`.
 SEEDS_WINDOWED = {"mistral_windowed": 1, "qwen2_windowed": 1}
 LLAMA_3 = (
     "{{- bos_token -}}\n"

@@ -13,7 +13,8 @@ def use_released_positions(model, config):
     `tokens_per_second`. Text after a video starts after the largest position on any axis.
 
     transformers 5.17 differs in two ways. It truncates the seconds of a temporal patch to an integer first (fixed by its
-    pull request 48669), and it starts the text after the rows and columns only, next to later temporal patches."""
+    pull request 48669), and it starts the text after the largest row and column only, so the text shares positions
+    with later temporal patches."""
     shipped = model.get_rope_index
 
     def get_rope_index(input_ids, mm_token_type_ids, image_grid_thw=None, video_grid_thw=None, second_per_grid_ts=None,

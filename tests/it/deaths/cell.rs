@@ -90,8 +90,8 @@ impl Case {
         self.victim == Victim::Engine || (self.way == Way::Supervisor && self.victim != Victim::Budget)
     }
 
-    /// Records where the test is. The record keeps a `Budget` handle, which must not keep memory of
-    /// a dead runtime alive.
+    /// Records the step that the test has reached. The record keeps a `Budget` handle, which must
+    /// not keep memory of a dead runtime alive.
     fn at(&self, place: &str, world: &World) {
         at(format!("{}, {place}", self.name), world.runtime.budget());
     }
@@ -148,7 +148,7 @@ impl Case {
         self.at("the next reply", world);
         // The next caller sees no error. A picture that is in no cache makes both lanes work.
         let fresh = 1000 + self.way as usize * 10 + self.moment as usize;
-        ask(&model, long(fresh).max_tokens(4)).await.unwrap_or_else(|error| panic!("{case}: the next one: {error}"));
+        ask(&model, long(fresh).max_tokens(4)).await.unwrap_or_else(|error| panic!("{case}: next request: {error}"));
 
         self.at("all is as before", world);
         let serving = model.serving().await.expect("the model serves");

@@ -150,7 +150,7 @@ fn a_crash_loop_stops_the_model_and_returns_every_byte() {
                 ChatError::Stopped { reason } => {
                     assert!(reason.contains("2 restarts") && reason.contains("killed"), "{reason}");
                 }
-                // The request met every death and gave up before the model stopped.
+                // The request was given up after its third death, before the model stopped.
                 ChatError::GivenUp { deaths } => assert_eq!(*deaths, 3),
                 error => panic!("{error:?}"),
             }
@@ -199,8 +199,8 @@ fn a_killed_budgets_successor_finds_everything_unchanged() {
     story(async {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();
-        let tenant = budget.lease(bursar::Class::external("mine"), bursar::MIB).await.expect("there is room");
-        let short = budget.lease(bursar::Class::external("mine"), bursar::MIB).await.expect("there is room");
+        let tenant = budget.lease(bursar::Class::external("mine"), bursar::MIB).await.expect("memory is free");
+        let short = budget.lease(bursar::Class::external("mine"), bursar::MIB).await.expect("memory is free");
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, about(1)).await;
         for round in 0..4 {

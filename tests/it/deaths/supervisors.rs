@@ -140,8 +140,8 @@ fn a_supervisor_busy_with_a_chat_replaces_its_dead_runtime() {
         let ((begun, begins), (reply, end)) = (Responder::new(), Responder::new());
         assert!(keeper.send_message(Ask::LongChat(begun, reply)).is_ok(), "the keeper lives");
         begins.await.expect("the chat begins");
-        // The keeper is busy with its chat, so the supervision event waits in its mailbox with the
-        // other messages that ractor sends.
+        // The keeper is busy with its chat, so the supervision event waits in the keeper's mailbox
+        // with the other messages that ractor sends.
         runtime.cell().kill();
         match end.await.expect("the keeper answers") {
             Ok(_) | Err(ChatError::Stopped { .. }) => {}

@@ -20,9 +20,9 @@ const OVER: Outcome = Outcome::Over;
 const NO_PROFILE: Outcome = Outcome::Cannot("a profile lives only while a model is sized");
 const NOT_YET: Outcome = Outcome::Cannot("vision and scheduler start when the model is sized");
 const NO_LANE: Outcome = Outcome::Cannot("lanes start with the first attempt at sizing, after the weights are loaded");
-const NO_ERR: Outcome = Outcome::Cannot("a failed job is an answer of a running lane; the actor that asked dies of it");
+const NO_ERR: Outcome = Outcome::Cannot("a failed job is an answer of a running lane; the job's sender dies");
 const NO_KILL: Outcome = Outcome::Cannot("a thread cannot be killed");
-const NO_STOP: Outcome = Outcome::Cannot("only the death of its supervisor, which takes its memory back, stops a lane");
+const NO_STOP: Outcome = Outcome::Cannot("a lane stops only when its supervisor dies and takes the lane's memory back");
 
 type Row = (Victim, Way, [Outcome; MOMENTS.len()]);
 

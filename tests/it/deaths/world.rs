@@ -1,5 +1,5 @@
 //! A device, a runtime under a user's supervisor, a model that gets the faults, and a second model
-//! that is left alone.
+//! that gets no faults.
 
 use std::{
     sync::{
@@ -70,7 +70,7 @@ pub fn long(number: usize) -> Chat {
     about(number as u32).max_tokens(60).temperature(9.0).top_k(0).top_p(1.0).seed(seed)
 }
 
-/// The replies to some long chats without faults. The replies do not depend on the world.
+/// The reply to a long chat without faults. The reply does not depend on the world.
 pub async fn expected(number: usize) -> &'static Whole {
     static EXPECTED: OnceCell<Vec<Whole>> = OnceCell::const_new();
     let ask_all = async || {

@@ -26,7 +26,7 @@ impl Card {
     }
 
     async fn until_held(&self) {
-        eventually("the device is at it", async || self.device.counts().held_calls > 0).await;
+        eventually("a device call is held", async || self.device.counts().held_calls > 0).await;
     }
 }
 

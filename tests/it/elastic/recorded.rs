@@ -207,26 +207,26 @@ const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "burs
 
 /// The metrics that no test run on a host device records, with the reason.
 const NOT_MET: [(&str, &str); 36] = [
-    ("bursar_state_slots", "the demo model has no recurrent states: `hybrids.rs` and `host_tier.rs`"),
+    ("bursar_state_slots", "the demo model has no recurrent states; `hybrids.rs` and `host_tier.rs` cover it"),
     ("bursar_state_slots_used", "likewise"),
     ("bursar_state_snapshots", "likewise"),
     ("bursar_state_snapshots_swapped", "likewise"),
     ("bursar_state_copied_bytes_total", "likewise"),
-    ("bursar_http_requests_total", "only `bursar serve` has them: `serve/forms.rs`"),
+    ("bursar_http_requests_total", "only `bursar serve` records it; `serve/forms.rs` covers it"),
     ("bursar_http_errors_total", "likewise"),
     ("bursar_http_connections", "likewise"),
-    ("process_start_time_seconds", "our own recorder looks at the process when it is asked"),
+    ("process_start_time_seconds", "only Bursar's own recorder reads the process, and only during a scrape"),
     ("process_cpu_seconds_total", "likewise"),
     ("process_resident_memory_bytes", "likewise"),
     ("process_virtual_memory_bytes", "likewise"),
     ("process_open_fds", "likewise"),
     ("process_max_fds", "likewise"),
-    ("bursar_graphs_captured", "a host device captures none"),
+    ("bursar_graphs_captured", "a host device captures no graphs"),
     ("bursar_drift_bytes", "nothing drifts"),
     ("bursar_card_drift_bytes", "likewise"),
-    ("bursar_overhead_bytes", "a host device has none"),
+    ("bursar_overhead_bytes", "a host device has no overhead"),
     ("bursar_card_overhead_bytes", "likewise"),
-    ("bursar_kv_blocks_swapped", "no host memory is set: `host_tier.rs` has stories with some"),
+    ("bursar_kv_blocks_swapped", "no host memory is set; `host_tier.rs` covers it"),
     ("bursar_prefix_cache_host_hits_total", "likewise"),
     ("bursar_kv_copied_bytes_total", "likewise"),
     ("bursar_kv_copy_seconds", "likewise"),
@@ -234,13 +234,13 @@ const NOT_MET: [(&str, &str); 36] = [
     ("bursar_encoder_cache_host_bytes", "likewise"),
     ("bursar_kv_borrowed_bytes", "a single model has no other model to borrow from; `lending.rs` covers it"),
     ("bursar_plan_error_bytes", "the plan is exact"),
-    ("bursar_graph_replays_total", "likewise"),
+    ("bursar_graph_replays_total", "a host device captures no graphs"),
     ("bursar_graphs_not_recaptured_total", "likewise"),
-    ("bursar_expert_imbalance", "the demo has no experts: a story below has a model with some"),
-    ("bursar_budget_restarts_total", "the story above has one"),
-    ("bursar_deadlines_missed_total", "`queues.rs` has them"),
+    ("bursar_expert_imbalance", "the demo model has no experts; another test in this file loads a model with experts"),
+    ("bursar_budget_restarts_total", "another test in this file kills the budget"),
+    ("bursar_deadlines_missed_total", "`queues.rs` covers it"),
     ("bursar_tenant_tokens_total", "likewise"),
-    ("bursar_draft_tokens_total", "`drafts.rs` has them"),
+    ("bursar_draft_tokens_total", "`drafts.rs` covers it"),
     ("bursar_draft_tokens_accepted_total", "likewise"),
     ("bursar_pictures_wanted_again_total", "it needs two dozen long chats at the same time; `chats.rs` covers it"),
 ];
@@ -255,7 +255,7 @@ fn a_run_of_all_features_records_every_metric() {
         let other_words =
             Chat::new().system("Be brief.").user("What?").image(picture(1)).temperature(0.0).max_tokens(4);
         answer(&card.model, other_words).await;
-        drop(budget.lease(Class::external("index"), Bytes::kib(64)).await.expect("there is room"));
+        drop(budget.lease(Class::external("index"), Bytes::kib(64)).await.expect("memory is free"));
         assert!(budget.try_lease(Class::external("index"), 512 * MIB).await.is_err(), "the device has less memory");
         // Another process takes everything while chats run, and frees it.
         let talk = |number| tokio::spawn(ask_of(card.model.clone(), long(number)));
@@ -284,7 +284,7 @@ fn a_run_of_all_features_records_every_metric() {
         let kv = was.of_class(&Class::Kv).0 as f64;
         assert_eq!(lease("peak_bytes").expect("the cache was leased").now, kv, "the peak is the lease at READY");
         // The gauge is updated once a second.
-        eventually("all of it is used", async || {
+        eventually("all leased bytes are used", async || {
             let (used, leased) =
                 (lease("used_bytes").map(|series| series.now), lease("bytes").map(|series| series.now));
             // The used bytes are fewer than at READY, because a step was refused memory.

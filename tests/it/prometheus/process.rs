@@ -88,13 +88,13 @@ fn health_checks_distinguish_liveness_from_readiness() {
             status("/health").await == ("503".to_owned(), json!("stopped"))
         })
         .await;
-        assert_eq!(status("/health/live").await.0, "200", "another process would not help the model");
+        assert_eq!(status("/health/live").await.0, "200", "a restart of the process would not help the model");
         runtime.unload("demo").await.expect("the model unloads");
         assert_eq!(status("/health").await.1, Value::Null);
         assert_eq!(runtime.health().await, Health { is_live: true, ..Health::default() });
         // Losing a device that cannot be replaced ends the runtime.
         device.lose("a script says so");
-        eventually("only another process helps", async || status("/health/live").await.0 == "503").await;
+        eventually("only a restart of the process helps", async || status("/health/live").await.0 == "503").await;
         metrics.shutdown().await;
     });
 }
@@ -141,7 +141,7 @@ fn one_address_shows_the_runtimes_of_several_devices() {
         eventually("both are up", async || are_up(1).await).await;
         runtimes.remove(1).shutdown().await;
         assert!(are_up(0).await, "{}", asked("/metrics").await.1);
-        assert!(asked("/health/live").await.0.contains("503"), "the ended runtime needs another process");
+        assert!(asked("/health/live").await.0.contains("503"), "the ended runtime needs a restart of the process");
         metrics.shutdown().await;
         runtimes.remove(0).shutdown().await;
     });

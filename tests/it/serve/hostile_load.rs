@@ -199,7 +199,7 @@ fn admin_routes_need_an_admin_key_unless_the_server_is_local() {
         assert_eq!(
             fixture.say(&with("POST", "/sleep", "one")).await.status,
             403,
-            "local clients are no administrators"
+            "local clients are not administrators"
         );
         fixture.end().await;
         // The server is reachable from other machines and has no key, so no client is

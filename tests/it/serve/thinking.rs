@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use super::client::{Fixture, hello};
 use crate::{
     stage::{Folder, story},
-    tool_calls::{folder_with_template, roomy},
+    tool_calls::{ample, folder_with_template},
 };
 
-/// Our own wording of what Qwen3.5's template renders.
+/// A short template that renders calls and reasoning in the formats of Qwen3.5's template.
 const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}\
 Write <tool_call>\n<function=NAME>\n<parameter=NAME>\nVALUE\n</parameter>\n</function>\n</tool_call><|im_end|>\n{% endif %}\
 {% for message in messages %}<|im_start|>{{ message.role }}\n\
@@ -27,7 +27,7 @@ Write <tool_call>\n<function=NAME>\n<parameter=NAME>\nVALUE\n</parameter>\n</fun
 const SPARE: (&str, &str) = ("<|vision_pad|>", "861");
 
 async fn fixture() -> (Fixture, Folder) {
-    let fixture = Fixture::with(roomy(), ServeOptions::default()).await;
+    let fixture = Fixture::with(ample(), ServeOptions::default()).await;
     let folder = folder_with_template(TEMPLATE);
     // The demo model has no token for the end of reasoning, and would never spell it.
     for file in ["tokenizer.json", "tokenizer_config.json"] {
@@ -44,7 +44,7 @@ async fn fixture() -> (Fixture, Folder) {
         fs::write(&path, json.to_string()).expect("it is written");
     }
     let source = ModelSource::folder(folder.path());
-    let model = fixture.stage.runtime.load_with(source, roomy(), |_| {}).await.expect("it starts");
+    let model = fixture.stage.runtime.load_with(source, ample(), |_| {}).await.expect("it starts");
     fixture.service.add(["thinker"], model);
     (fixture, folder)
 }

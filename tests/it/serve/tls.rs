@@ -122,7 +122,7 @@ fn an_unfinished_tls_handshake_times_out_and_frees_its_slot() {
         let mut slow = fixture.connect().await;
         // Send only the beginning of a 512-byte ClientHello.
         slow.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.expect("the bytes are sent");
-        let mut client = greet(&fixture).await.expect("a connection slot is free after both");
+        let mut client = greet(&fixture).await.expect("a connection slot is free after both handshakes timed out");
         client
             .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .await

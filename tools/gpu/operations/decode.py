@@ -95,7 +95,8 @@ ODD = [  # head_dim, heads, KV heads, sequences of (rows, context)
     (128, 28, 4, [(3, 100), (5, 5), (2, 0), (8, 64)]),
     (64, 8, 2, [(1, 50), (0, 9), (4, 17)]),
     (128, 8, 1, [(1, 2)] * 300),
-    (128, 28, 4, [(1, 500 + 7 * sequence) for sequence in range(12)]),  # similar: runs have equal numbers of pieces
+    # Similar contexts, so all runs have the same number of pieces.
+    (128, 28, 4, [(1, 500 + 7 * sequence) for sequence in range(12)]),
     (64, 12, 1, [(1, 150 + sequence % 20) for sequence in range(250)]),
     (128, 28, 4, [(1, 100_001)] + [(1, 3)] * 70),
     (256, 16, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33, 3000)]),

@@ -25,7 +25,7 @@ class Packed:
         integers = torch.randint(0, 16, (features, columns), device="cuda", dtype=torch.int32)
         words = sum(integers.view(features, -1, 8)[..., column].long() << 4 * at for at, column in enumerate(ORDER))
         words = torch.where(words < 1 << 31, words, words - (1 << 32)).to(torch.int32)
-        # Blocks of 16 rows, with a unit of 16 bytes for each row of each 32 columns.
+        # Blocks of 16 rows, with a unit of 16 bytes for each row and each group of 32 columns.
         units = words.view(features // 16, 16, columns // 32, 4).transpose(1, 2)
         row, strip = torch.arange(16, device="cuda"), torch.arange(columns // 32, device="cuda")
         order = (row ^ 2 * (strip % 4)[:, None]).view(1, -1, 16, 1).expand_as(units)
@@ -102,7 +102,7 @@ def few(packed, biased=False, added=False, gated=False, out_type=None, file="hop
 
 
 def dequantize(packed, half, first, second, rows, file="hopper"):
-    """The case of a part of a weight: rows from `first` on, then, after `half` rows, rows from `second` on."""
+    """The case of a part of a weight: `half` rows from `first` on, and the other rows from `second` on."""
     out = Output((rows, packed.columns), packed.dtype)
     kernel = Kernel(FILES[file], f"dequantize_int4_{ENDINGS[packed.dtype]}")
 

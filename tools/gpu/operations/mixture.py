@@ -163,8 +163,8 @@ class Product:
         ways = {"mma": self.plain}
         if self.columns % 8 == 0 and self.features % 8 == 0 and self.x.stride(0) % 8 == 0:
             for places in PLACES:
-                room = ALL_BYTES - STATIC_BYTES - places * divide_up(2 * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
-                if room >= 5 * FEW.STAGE_BYTES:
+                left = ALL_BYTES - STATIC_BYTES - places * divide_up(2 * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
+                if left >= 5 * FEW.STAGE_BYTES:
                     ways[f"few {places}"] = functools.partial(self.few, places)
             ways["many"] = self.many
         return ways
@@ -394,7 +394,7 @@ def check_sums(table):
         for hidden, rounding, is_plain in itertools.product([2048, 136, 5000, 9000], KINDS, [True, False]):
             one = Sum(rows, hidden, top, kind, gap, rounding, is_plain)
             case = Case(run=lambda: None, error=one.error, limit=LIMITS[kind], bytes=0)
-            table.check("the same, rounded", f"{rows} x {hidden} of {top}, gap {gap}, {rounding}, {kind}", case)
+            table.check("the rounded norm of a sum of experts", f"{rows} x {hidden} of {top}, gap {gap}, {rounding}, {kind}", case)
 
 
 def measure_sums(shape):

@@ -209,7 +209,7 @@ def gated_delta(sequences, kind, shape=(16, 32, 128, 128), rate=-2.0, gap=0, nam
         error=wrong,
         limit=max(LIMITS[kind], CHUNK_LIMIT),
         bytes=states + kind.itemsize * (qkv.shape[0] * qkv.shape[1] + out.tensor.numel()),
-        # Four multiply-adds for each element of the state and token, of which chunks need about as many.
+        # Four multiply-adds for each token and element of the state. Chunks need about as many.
         operations=8 * tokens * step.value_heads * step.value_dim * step.key_dim if tokens > 16 * len(sequences) else None,
     )
 

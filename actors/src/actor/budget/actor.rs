@@ -304,7 +304,7 @@ impl BudgetState {
                 Note::Reclaimed(reclaim, outcome) => {
                     let lease = reclaim.lease();
                     match outcome {
-                        // A lost device cannot take memory back. The ledger counts it as returned.
+                        // A lost device cannot take memory back. Count the memory as returned.
                         Err(error) if !error.is_lost() => {
                             self.mailbox.books().watch.requeue(reclaim);
                             return Err(error.into());
@@ -334,8 +334,8 @@ impl BudgetState {
         for reclaim in due {
             match reclaim.is_light() {
                 true => self.arrive(reclaim.lease()),
-                // Returning memory to the device is slow, and every other actor waits for answers
-                // of this actor, so another thread returns it.
+                // Returning memory to the device is slow, and all other actors wait for answers
+                // from this actor, so another thread returns the memory.
                 false => self.mailbox.reclaim_in_background(reclaim),
             }
         }

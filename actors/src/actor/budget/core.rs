@@ -129,12 +129,12 @@ mod tests {
     #[test]
     fn bytes_are_offered_only_after_ten_seconds_free() {
         let table: [Row<'_>; 10] = [
-            ("it stays free", vec![Some(200); 11], 500, &[(10, 700)]),
-            ("not long enough", vec![Some(200); 10], 500, &[]),
+            ("memory stays free long enough", vec![Some(200); 11], 500, &[(10, 700)]),
+            ("memory is not free long enough", vec![Some(200); 10], 500, &[]),
             ("whole steps only", vec![Some(209); 11], 500, &[(10, 700)]),
             ("less than a step", vec![Some(9); 30], 500, &[]),
-            ("never above what was stressed", vec![Some(900); 11], 500, &[(10, 1000)]),
-            ("nothing is wanted", vec![Some(900); 30], 1000, &[]),
+            ("never above the stressed size", vec![Some(900); 11], 500, &[(10, 1000)]),
+            ("the lease already has its largest size", vec![Some(900); 30], 1000, &[]),
             (
                 "the smallest number of free bytes counts",
                 [vec![Some(200); 5], vec![Some(50)], vec![Some(300); 5]].concat(),

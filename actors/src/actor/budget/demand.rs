@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 pub enum KvDemand {
     /// The model has no requests.
     Idle,
-    /// The model has requests, and its KV cache has room for them.
+    /// The model has requests, and its KV cache has enough free blocks for them.
     Busy,
     /// The model has requests that wait for KV cache blocks.
     WaitingForBlocks,

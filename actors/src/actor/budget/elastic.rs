@@ -105,6 +105,6 @@ mod tests {
         let hurried = Duration::from_micros(62_500);
         assert_eq!(pauses, [watch.every, hurried, hurried, watch.every]);
         let often = WatchOptions { every: Duration::from_millis(1), ..watch };
-        assert_eq!(often.pause(Some(Duration::ZERO)), often.every, "other messages are handled between the looks");
+        assert_eq!(often.pause(Some(Duration::ZERO)), often.every, "other messages are handled between the probes");
     }
 }

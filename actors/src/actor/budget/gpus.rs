@@ -22,8 +22,9 @@ pub(super) struct Gpu {
 }
 
 /// Measures each GPU of `device`. `ours` is the number of bytes that leases of this process use on
-/// each GPU. `outside_leases` is the number of bytes that this process is known to hold outside leases and
-/// the device's own overhead; if it differs between GPUs, `outside_leases` is the largest.
+/// each GPU. `outside_leases` is the number of bytes that this process is known to hold outside
+/// leases and the device's own overhead. If that number differs between GPUs, `outside_leases` is
+/// the largest of the numbers.
 ///
 /// # Errors
 /// Any error of the device.

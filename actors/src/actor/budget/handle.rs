@@ -44,7 +44,7 @@ pub enum LeaseError {
     /// The ledger refused the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    #[error("leases of class {class} belong to models")]
+    #[error("leases of class {class} are reserved for models")]
     NotExternal { class: Class },
     /// The budget actor did not answer.
     #[error(transparent)]
@@ -71,7 +71,7 @@ impl Hint for LeaseError {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
             LeaseError::NotExternal { .. } => "use Class::external(\"your own name\") instead".to_owned(),
             LeaseError::Unanswered(AskError::TimedOut { .. }) => {
-                "ask for less, or ask again after other leases have ended: too little was returned in time".to_owned()
+                "ask for less, or ask again after other leases end: too little memory was returned in time".to_owned()
             }
             LeaseError::Unanswered(AskError::Gone { .. }) => "start another runtime: this one has ended".to_owned(),
         }
@@ -292,7 +292,7 @@ struct Pending<'d> {
 }
 
 impl Pending<'_> {
-    /// Assigns a new number to the request. Called before each time that the request is sent.
+    /// Assigns a new number to the request. Called each time before the request is sent.
     fn open(&mut self) -> RequestId {
         (self.id, self.open) = (self.mailbox.next_request(), true);
         self.id

@@ -2,7 +2,7 @@
 //!
 //! A model's share is the size of its KV cache at READY. While a model has no requests, it lends
 //! everything above its floor to models whose requests wait for blocks. The model gets its share
-//! back when it has requests again. While a lease waits, for user code or for a model that starts,
+//! back when it has requests again. While a lease for user code or for a starting model waits,
 //! borrowed memory is called back, and idle models give up their memory above the floor.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -217,7 +217,7 @@ mod tests {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
         let (idle, waiting) =
             (|bytes| lease(1, bytes, KvDemand::Idle), |bytes| lease(2, bytes, KvDemand::WaitingForBlocks));
-        assert_eq!(lending.orders(headroom(0, 0), &[idle(100), waiting(100)]), [], "the lender was asked a moment ago");
+        assert_eq!(lending.orders(headroom(0, 0), &[idle(100), waiting(100)]), [], "the lender became idle just now");
         assert_eq!(lending.orders(headroom(1, 0), &[idle(100), waiting(100)]), [give_up(1, 10)]);
         assert_eq!(lending.orders(headroom(1, 90), &[idle(10), waiting(100)]), [may_grow(2, 190)]);
         assert_eq!(lending.orders(headroom(2, 0), &[idle(10), waiting(190)]), [], "nothing more can be lent");
@@ -266,16 +266,16 @@ mod tests {
         assert_eq!(
             lending.orders(waits(0, 30), &leases(10, 190)),
             [give_up(2, 160)],
-            "the borrower gives up only what is lacking"
+            "the borrower gives up only the missing bytes"
         );
         assert_eq!(
             lending.orders(waits(20, 10), &leases(10, 170)),
             [give_up(2, 160)],
-            "bytes that came free are not lent again"
+            "bytes that became free are not lent again"
         );
         assert_eq!(lending.orders(waits(0, 120), &leases(10, 190)), [give_up(2, 100)], "the borrower keeps its share");
-        // A borrower that has become idle gives up what it borrows, and then as much of its share
-        // as is still missing.
+        // A borrower that has become idle gives up its borrowed bytes, and then as many bytes of
+        // its share as are still missing.
         let idle = [lease(1, 10, KvDemand::Idle), lease(2, 190, KvDemand::Idle)];
         lending.orders(headroom(3, 0), &idle);
         let waits = |awaited| Headroom { awaited: Bytes(awaited), ..headroom(4, 0) };

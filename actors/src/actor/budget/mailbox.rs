@@ -58,7 +58,7 @@ pub(super) struct Books {
     /// The GPU of a group on which overhead and other processes leave the least memory. `None` if
     /// all GPUs have the same amount.
     pub(super) fullest: Option<DeviceLabel>,
-    /// Declarations by the owners of elastic leases.
+    /// For each elastic lease, the size limits and the order callback that its owner declared.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
     pub(super) sums: LeaseSums,
     /// `true` if the runtime has ended and a thread returns the memory that waits for fences.
@@ -83,8 +83,8 @@ pub(super) enum Note {
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The actor that answers questions to the budget. The value is empty before the first actor, and
-/// closed after the last.
+/// The actor that answers requests to the budget. The value is `Empty` before the first actor, and
+/// `Closed` after the last actor.
 #[derive(Clone, Default)]
 pub(super) enum Seat {
     /// No actor has started yet.

@@ -1,17 +1,17 @@
-//! Pure: amount of memory to free ahead of another process that keeps taking memory.
+//! Pure: the amount of memory to free in advance while another process keeps taking memory.
 //!
 //! A process can take only free memory, so leases first free as many bytes as the process has
-//! taken. Each time the process takes those bytes too within a short time, the amount freed ahead
-//! doubles, as in TCP slow start (Jacobson 1988). A process that wants tens of GiB therefore waits
-//! for a few resizes of the KV cache instead of hundreds, each of which delays running steps.
-//! Memory that the process leaves unused returns to the KV cache after it has stayed free for a
-//! while.
+//! taken. Each time the process takes those bytes too within a short time, the amount freed in
+//! advance doubles, as in TCP slow start (Jacobson 1988). A process that wants tens of GiB
+//! therefore waits for a few resizes of the KV cache instead of hundreds. Each resize delays
+//! running steps. Memory that the process leaves unused returns to the KV cache after it has stayed
+//! free for a while.
 
 use std::time::Duration;
 
 use bursar_budgets::Bytes;
 
-/// Divisor of a device's memory: at most one 32nd of that memory is freed ahead.
+/// Divisor of a device's memory: at most one 32nd of that memory is freed in advance.
 const AHEAD_PARTS: u64 = 32;
 
 /// History of another process that takes memory.
@@ -19,7 +19,7 @@ const AHEAD_PARTS: u64 = 32;
 pub struct PressureBackoff {
     /// Time at which leases last had to shrink to restore the canary.
     pressed: Option<Duration>,
-    /// Foreign bytes when the amount freed ahead last changed.
+    /// Foreign bytes when the amount freed in advance last changed.
     foreign: Bytes,
     ahead: Bytes,
 }
@@ -30,7 +30,7 @@ pub struct Pressure {
     /// Time since the budget actor started.
     pub at: Duration,
     pub foreign: Bytes,
-    /// The full size of the canary, which is also the smallest amount freed ahead.
+    /// The full size of the canary, which is also the smallest amount freed in advance.
     pub canary: Bytes,
     /// Total bytes of the device.
     pub total: Bytes,

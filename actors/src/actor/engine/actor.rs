@@ -1,4 +1,4 @@
-//! The actor that supervises an engine: it starts a model's actors and restarts them.
+//! The engine actor, which starts a model's actors and restarts them.
 
 mod children;
 mod effects;

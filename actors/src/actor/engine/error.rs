@@ -135,7 +135,7 @@ impl Hint for StartError {
                 None => source.hint(),
             },
             StartError::Stopped { .. } => "load the model again".to_owned(),
-            StartError::ShuttingDown => "start another runtime and load it there".to_owned(),
+            StartError::ShuttingDown => "start another runtime and load the model there".to_owned(),
             StartError::Unanswered(_) => "start the runtime again: it is shutting down".to_owned(),
             StartError::Plan(_) | StartError::Died(_) => report(),
         }

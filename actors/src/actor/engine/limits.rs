@@ -57,8 +57,8 @@ impl LoadOptions {
     /// all call this function for their envelope.
     ///
     /// # Errors
-    /// [`StartError::Limit`] for limits that contradict each other or leave no room for a
-    /// request. Limits are named as the user set them. [`StartError::MemoryFraction`] for a
+    /// [`StartError::Limit`] for limits that contradict each other or are too low for any
+    /// request. The error names a limit as the user did. [`StartError::MemoryFraction`] for a
     /// fraction out of range.
     pub fn lowered(&self, own: &ModelBounds<'_>) -> Result<EffectiveLimits, StartError> {
         self.check_sizes().and_then(|()| self.lower(own)).map_err(|error| match error {
@@ -81,13 +81,14 @@ impl LoadOptions {
             step_tokens: limits.step_tokens.unwrap_or(steps),
             draft_tokens: limits.draft_tokens.unwrap_or(expected.draft_tokens),
             pictures: limits.pictures.unwrap_or(expected.pictures),
-            // A limit on the number of pictures that the user set also applies to pictures
-            // of the largest size.
+            // If the user limited the number of pictures, that limit also applies to pictures of
+            // the largest size.
             largest_pictures: limits.pictures.unwrap_or(expected.largest_pictures),
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
         };
-        // A step must fit one token per sequence, one draft, and one accepted draft that runs again.
+        // A step must fit one token per sequence, one draft, and one accepted draft that runs
+        // again.
         let least = envelope.sequences + 2;
         if envelope.draft_tokens > 0 && own.family.decoder().step_format().has_states && envelope.step_tokens < least {
             let required = format!(
@@ -107,7 +108,7 @@ impl LoadOptions {
         let is_given = self.envelope.is_some();
         let launch = limits.launch_patches.or((is_given && requested.is_none()).then_some(envelope.launch_patches));
         let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merge) };
-        // A default limit leaves room for one tile, if the model splits pictures into tiles.
+        // A default limit is at least one tile, if the model splits pictures into tiles.
         let tile = processor.config().tiling.map_or(0, |tiling| of_pixels(tiling.tile_pixels()));
         let default = envelope.picture_patches.min(beside_text);
         let default = if is_given { default } else { default.max(tile) };

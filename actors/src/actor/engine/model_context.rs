@@ -35,8 +35,8 @@ pub struct ModelContext {
     pub draft_source: Option<DraftSource>,
     /// Limits on a picture's file, checked before decoding.
     pub image_limits: ImageLimits,
-    /// The compiler of grammars, created when the first reply must match a schema, expression or
-    /// choice.
+    /// The compiler of grammars, created for the first reply that must match a schema, expression
+    /// or choice.
     grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 

@@ -29,9 +29,9 @@ use crate::{
     tree,
 };
 
-/// The maximum number of times that a start asks other models for memory. A single time may not be
+/// The maximum number of times that a start asks other models for memory. Asking once may not be
 /// enough, because another start or a waiting lease of user code may take the memory first.
-const ROOM_TRIES: usize = 3;
+const RECLAIM_TRIES: usize = 3;
 
 /// The result of planning, before any memory is taken, without the worst cases.
 #[derive(Clone)]
@@ -261,9 +261,9 @@ impl EngineArguments {
     ) -> Result<(Arc<Checkpoint>, StartPlan, Arc<MemoryRequirements>), StartError> {
         let target = executor.target();
         let checkpoint = off_actor(move || checkpoint(&target)).await?;
-        for _ in 0..ROOM_TRIES {
+        for _ in 0..RECLAIM_TRIES {
             match self.plan_as_it_is(checkpoint.clone(), executor).await {
-                Err(StartError::DoesNotFit(unfit)) if self.is_given_room(&unfit.shortfall).await? => {}
+                Err(StartError::DoesNotFit(unfit)) if self.is_given_memory(&unfit.shortfall).await? => {}
                 planned => return planned.map(|(plan, needs)| (checkpoint, plan, needs)),
             }
         }
@@ -276,7 +276,7 @@ impl EngineArguments {
     /// is dropped when the gate is open again, and the start then requests its actual leases.
     /// Returns `false` if the other models cannot give up enough memory, or do not give it up in
     /// time.
-    async fn is_given_room(&self, shortfall: &Shortfall) -> Result<bool, StartError> {
+    async fn is_given_memory(&self, shortfall: &Shortfall) -> Result<bool, StartError> {
         let Shortfall::Memory { needed, short_by, .. } = *shortfall else { return Ok(false) };
         if short_by > self.budget.reclaimable_bytes() {
             return Ok(false);
@@ -284,9 +284,9 @@ impl EngineArguments {
         // The gate is frozen during the wait, because while a gate is open, memory that other
         // processes take is not counted, and no lease grows.
         drop(self.budget.move_gate(self.label.clone(), Gate::Frozen).await?);
-        let owner = Owner::new(format!("{} room", self.label), self.generation);
+        let owner = Owner::new(format!("{} start", self.label), self.generation);
         let request = Request::new(owner, Class::external("start"), self.label.clone(), needed);
-        let given = self.budget.ask(tree::ROOM_FOR_ENGINE, request.priority(Priority::Serving), true).await;
+        let given = self.budget.ask(tree::MEMORY_FOR_ENGINE, request.priority(Priority::Serving), true).await;
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         Ok(given.is_ok())
     }

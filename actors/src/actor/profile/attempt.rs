@@ -219,7 +219,7 @@ impl Attempt {
         (self.progress)(Progress::Phase(phase));
     }
 
-    /// Arms a memory refusal if the fault plan has one in this phase.
+    /// Refuses the next backing of memory if the fault plan has a refusal in this phase.
     fn refusal(&self, faulty: &Arc<FaultyDevice>, phase: Phase) -> Option<NextBackRefused> {
         self.faults.is_due(phase, self.number).then(|| faulty.refuse_next_back())
     }
@@ -385,9 +385,9 @@ impl Attempt {
         let (doing, class) = (SETTLING, Some(Box::new(Class::Kv)));
         self.report(doing, self.stressed());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
-        let room = self.room(memory.kv.lease().bytes()).await?;
-        let sizing = self.kv.sizing(&room, shape, page).blocks(shape, page);
-        let all = KvMemory::blocks_in(shape, room.available + room.probe, page);
+        let capacity = self.kv_capacity(memory.kv.lease().bytes()).await?;
+        let sizing = self.kv.sizing(&capacity, shape, page).blocks(shape, page);
+        let all = KvMemory::blocks_in(shape, capacity.available + capacity.probe, page);
         let measured = match self.had.filter(|_| !self.kv.is_pinned()) {
             Some(had) => sizing.max(had.min(all)),
             None => sizing,
@@ -437,7 +437,7 @@ impl Attempt {
 
     /// Returns the memory that is available for the KV cache, including the `probe` bytes that the
     /// cache already has.
-    async fn room(&self, probe: Bytes) -> Result<KvCapacity, ProfileError> {
+    async fn kv_capacity(&self, probe: Bytes) -> Result<KvCapacity, ProfileError> {
         let available = self.budget.available_while_sizing().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
         let outside_pool = (ledger.overhead + ledger.granted).saturating_sub(probe);

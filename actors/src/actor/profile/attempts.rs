@@ -86,7 +86,7 @@ impl Attempts {
         self.first.filter(|first| first.is_measured).map(|first| first.blocks)
     }
 
-    /// Sets the planned number of blocks, unless a measured number is known.
+    /// Sets the planned number of blocks, unless a planned or measured number is already known.
     pub fn plan(&mut self, blocks: usize) {
         self.first.get_or_insert(First { blocks, is_measured: false });
     }

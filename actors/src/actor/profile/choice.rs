@@ -43,11 +43,11 @@ impl KvChoice {
 
     /// Returns the KV cache's share of the remaining memory. The share applies only if no size is
     /// fixed.
-    pub fn share(&self, room: &KvCapacity) -> KvShare {
+    pub fn share(&self, capacity: &KvCapacity) -> KvShare {
         match (self.device_fraction, self.memory_fraction) {
-            (Some(fraction), _) => KvShare::of_whole(fraction, room.total, room.outside_pool),
+            (Some(fraction), _) => KvShare::of_whole(fraction, capacity.total, capacity.outside_pool),
             (None, Some(fraction)) => KvShare::Fraction(fraction),
-            (None, None) => KvShare::expected_of(room.is_host, room.total),
+            (None, None) => KvShare::expected_of(capacity.is_host, capacity.total),
         }
     }
 
@@ -55,11 +55,11 @@ impl KvChoice {
         self.kv_tokens.is_some() || self.kv_bytes.is_some()
     }
 
-    pub fn sizing(&self, room: &KvCapacity, shape: KvShape, page: Bytes) -> Sizing {
+    pub fn sizing(&self, capacity: &KvCapacity, shape: KvShape, page: Bytes) -> Sizing {
         Sizing {
-            available: room.available,
-            probe: room.probe,
-            share: self.share(room),
+            available: capacity.available,
+            probe: capacity.probe,
+            share: self.share(capacity),
             pinned_tokens: self.pinned_tokens(shape, page),
         }
     }
@@ -76,7 +76,7 @@ mod tests {
 
     /// A device of 100 MiB: 10 MiB are the probe, 30 MiB are other memory of this process, 10 MiB
     /// belong to another process, and 50 MiB are available.
-    fn room() -> KvCapacity {
+    fn capacity() -> KvCapacity {
         KvCapacity {
             total: Bytes::mib(100),
             outside_pool: Bytes::mib(30),
@@ -87,7 +87,7 @@ mod tests {
     }
 
     fn bytes(choice: KvChoice) -> Bytes {
-        let blocks = choice.sizing(&room(), SHAPE, PAGE).blocks(SHAPE, PAGE);
+        let blocks = choice.sizing(&capacity(), SHAPE, PAGE).blocks(SHAPE, PAGE);
         KvMemory::bytes(SHAPE, blocks, PAGE)
     }
 
@@ -115,7 +115,7 @@ mod tests {
         let shared = KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() };
         assert_eq!(bytes(KvChoice { kv_bytes: Some(Bytes::mib(8) + Bytes(70_000)), ..shared }), Bytes::mib(8));
         let tokens = KvChoice { kv_tokens: Some(1000), ..shared };
-        assert_eq!(tokens.sizing(&room(), SHAPE, PAGE).blocks(SHAPE, PAGE), 63);
+        assert_eq!(tokens.sizing(&capacity(), SHAPE, PAGE).blocks(SHAPE, PAGE), 63);
     }
 
     #[test]

@@ -94,8 +94,8 @@ impl KvShare {
     }
 
     /// Returns the bytes that remain for the KV cache if all memory of this process must stay
-    /// within a fraction of the whole device. `outside_pool` is the memory that this process holds in
-    /// addition to the KV cache. vLLM calls this fraction `gpu_memory_utilization`.
+    /// within a fraction of the whole device. `outside_pool` is the memory that this process holds
+    /// in addition to the KV cache. vLLM calls this fraction `gpu_memory_utilization`.
     pub fn of_whole(fraction: f64, total: Bytes, outside_pool: Bytes) -> Self {
         KvShare::UpTo(total.share(fraction).saturating_sub(outside_pool))
     }
@@ -144,7 +144,7 @@ impl Sizing {
     }
 }
 
-/// The shortest useful context: room for a chat template, a question and a word of a reply.
+/// The shortest useful context: enough for a chat template, a question and a word of a reply.
 pub const CONTEXT_TOKENS_LEAST: usize = 64;
 
 #[cfg(test)]

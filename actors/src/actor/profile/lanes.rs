@@ -35,7 +35,7 @@ impl Lanes {
         }
     }
 
-    /// Ends both threads and waits until they have released their memory.
+    /// Ends the threads of both lanes and waits until they have released their memory.
     pub async fn shut_down(&self) {
         self.step.shut_down().await;
         if let Some(vision) = &self.vision {
@@ -49,8 +49,8 @@ impl Lanes {
 }
 
 impl LanesPlace {
-    /// Starts the threads. Threads of `before` that still run are kept, because two threads must not
-    /// share a workspace. Blocks.
+    /// Starts the threads. Threads of `before` that still run are kept, because two threads must
+    /// not share a workspace. This call blocks.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.

@@ -1,6 +1,6 @@
 //! Measurement of the times of steps and encoder batches under serving conditions: graphs, launches
-//! and answers are included. Every sequence is sampled greedily, because most requests cost about
-//! as much as greedy sampling.
+//! and answers are included. Every sequence is sampled greedily, because sampling costs about the
+//! same for most requests.
 
 use std::{
     sync::Arc,
@@ -104,9 +104,9 @@ impl Sample {
         work
     }
 
-    /// Returns the sample as a step of a model that reads `format`, and that has a draft head if
-    /// `has_draft_head`. All sequences use the same KV blocks, because no block has content yet. With
-    /// recurrent states, each sequence writes a separate state.
+    /// Returns the sample as a step of a model whose steps have this `format`, and that has a draft
+    /// head if `has_draft_head`. All sequences use the same KV blocks, because no block has content
+    /// yet. With recurrent states, each sequence writes a separate state.
     fn batch(&self, blocks: usize, vocabulary: usize, format: StepFormat, has_draft_head: bool) -> StepBatch {
         let decoding = std::iter::repeat_n((1, self.context - 1), self.decoding);
         let parts: Vec<_> = decoding.chain(self.prompts().map(|tokens| (tokens, self.cached))).collect();
@@ -276,7 +276,7 @@ impl Attempt {
     }
 }
 
-const MEASURING: &str = "measuring what steps take";
+const MEASURING: &str = "measuring how long steps take";
 
 fn failed(source: LaneError) -> ProfileError {
     ProfileError::Stress { worst_case: MEASURING, source }

@@ -107,8 +107,8 @@ const LANES: Bytes = Bytes(8 << 20);
 const HOST_ROWS_PART: u64 = 8;
 
 /// Snapshots of states get 1 / `HOST_STATES_PART` of the host memory left after picture rows. The
-/// state of Qwen3.5-27B is as large as the keys and values of 2,349 tokens, so a conversation of
-/// 8,000 tokens needs a quarter.
+/// state of Qwen3.5-27B is as large as the keys and values of 2,349 tokens, so the state takes
+/// about a quarter of the memory of a conversation of 8,000 tokens.
 const HOST_STATES_PART: u64 = 4;
 
 /// Returns the number of encoder cache rows that keeps both lanes busy. A row is held from before
@@ -120,7 +120,7 @@ const HOST_STATES_PART: u64 = 4;
 /// - the rows of one more request: the oldest prompt may be split at the end of a step, and then
 ///   holds the rows of its remaining pictures.
 ///
-/// A request gets all its rows at once. The cache therefore has room for at least two of the
+/// A request gets all its rows at once. The cache therefore has rows for at least two of the
 /// largest requests: one is read while the next is written. No request needs more rows than a
 /// context has tokens, because each row is a token of its prompt.
 ///
@@ -191,8 +191,8 @@ impl MemoryRequirements {
             probe_blocks,
             graphs,
             exchange: (model.rank().of() > 1 && target.has_exchange_memory()).then(|| {
-                // Room for one all-reduce of the activations of a whole step. Logits are gathered a
-                // few rows at a time, so there must be room for at least one row of logits.
+                // Memory for one all-reduce of the activations of a whole step. Logits are gathered
+                // a few rows at a time, so at least one row of logits must fit.
                 let decoder = model.config().decoder();
                 let share = decoder.share(model.rank()).expect("the model was planned for its rank");
                 let logits = DType::F32.bytes(share.tokens_of_each());
@@ -214,9 +214,10 @@ impl MemoryRequirements {
         })
     }
 
-    /// Plans `bytes` of host memory for each rank, to which the content of the caches moves (ADR 15).
-    /// For a model with pictures, one eighth is for rows of the encoder cache. For a model with
-    /// recurrent states, a quarter of the rest is for snapshots of them. KV blocks have what is left.
+    /// Plans `bytes` of host memory for each rank. Evicted content of the caches moves to this
+    /// memory (ADR 15). For a model with pictures, one eighth is for rows of the encoder cache. For
+    /// a model with recurrent states, a quarter of the rest is for snapshots of the states. KV
+    /// blocks get the remaining memory.
     #[must_use]
     pub fn with_host(self, bytes: Bytes) -> Self {
         let fit = |of: Bytes, slot: HostSlot| (of / slot.bytes()) as usize;
@@ -251,8 +252,8 @@ impl MemoryRequirements {
         self.host_tiers().map(|tier| self.host_tier_bytes(tier)).into_iter().sum()
     }
 
-    /// Returns the longest sequence, in tokens, that fits in `blocks` blocks, if a whole context does
-    /// not fit. Otherwise returns `None`.
+    /// Returns the longest sequence, in tokens, that fits in `blocks` blocks. Returns `None` if a
+    /// full context fits.
     pub fn too_few_tokens(&self, blocks: usize, envelope: &Envelope) -> Option<usize> {
         let is_too_small = blocks < self.context_blocks;
         is_too_small.then(|| self.cache_groups.tokens_in(blocks, envelope.step_tokens))
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_7b_model_on_an_h200_leaves_room_for_target_tokens() {
+    fn a_7b_model_on_an_h200_leaves_memory_for_target_tokens() {
         let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });

@@ -12,7 +12,7 @@ pub enum Notice {
         from: u64,
         /// Pixels of the largest picture that is served.
         to: u64,
-        /// Tokens that a sequence can hold. A picture must leave room for a question and an answer.
+        /// Tokens that a sequence can hold. A picture, a question and an answer must fit in them.
         context_tokens: usize,
     },
     /// A recorded profile does not apply or cannot be read. The worst cases run again.
@@ -32,8 +32,8 @@ impl fmt::Display for Notice {
         match self {
             Notice::PicturesLowered { from, to, context_tokens } => write!(
                 f,
-                "pictures are resized to {to} pixels instead of the model's {from}, so that one picture leaves room \
-                 for a question and an answer in a context of {context_tokens} tokens; set picture_pixels or \
+                "pictures are resized to {to} pixels instead of the model's {from}, so that one picture, a question \
+                 and an answer fit in a context of {context_tokens} tokens; set picture_pixels or \
                  context_tokens to change this"
             ),
             Notice::ProfileIgnored { file, reasons } => {

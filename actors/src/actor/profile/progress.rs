@@ -15,7 +15,7 @@ pub enum Progress {
         file: Arc<str>,
         /// Bytes downloaded so far, including those found on disk.
         done: Bytes,
-        /// Bytes of the whole file.
+        /// Size of the file.
         total: Bytes,
     },
     /// Files are checked and worst cases are planned.

@@ -118,7 +118,7 @@ impl Book {
         serde_json::from_slice(content).map_err(broken)
     }
 
-    /// Returns JSON in a layout that people can read.
+    /// Returns indented JSON, so that people can read the file.
     fn print(&self) -> Vec<u8> {
         let mut content = serde_json::to_vec_pretty(self).expect("the record holds only text and numbers");
         content.push(b'\n');

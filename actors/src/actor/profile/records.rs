@@ -8,9 +8,9 @@ use bursar_kernels::Tuning;
 use super::{Notice, ProfileKey, ProfileRecord, Progress, ProgressSink, RecordPath, RecordedProfile};
 use crate::compute::Executor;
 
-/// Access to the recorded profiles of a model. Clones share the files and the executor. `discard_profile`
-/// drops the profile only from the clone on which it is called, but resets the tuning of the shared
-/// executor.
+/// Access to the recorded profiles of a model. Clones share the files and the executor.
+/// `discard_profile` drops the profile only from the clone on which it is called, but resets the
+/// tuning of the shared executor.
 #[derive(Clone)]
 pub struct Records {
     place: RecordPath,

@@ -6,8 +6,8 @@ use bursar_model::Depth;
 /// How thoroughly a start runs its worst cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StressLevel {
-    /// Worst cases run once, at the final size, through the layers that prove the planned peaks.
-    /// This level is used on a host, where memory is never refused.
+    /// Worst cases run once, at the final size, through as few layers as are enough to prove the
+    /// planned peaks. This level is used on a host, where memory is never refused.
     Proof,
     /// Before sizing, worst cases run through a few layers, so that the driver loads kernels and
     /// autotuning measures GEMMs. At the final size they run through all layers.
@@ -33,7 +33,7 @@ impl StressLevel {
     }
 
     /// Returns the number of layers that a worst case runs through, either before sizing or at the
-    /// final size. `proof` returns the layers that prove the planned peak.
+    /// final size. `proof` returns how many layers are enough to prove the planned peak.
     ///
     /// # Errors
     /// Returns the error of `proof`, which is called only if its result is needed.
@@ -64,7 +64,7 @@ mod tests {
         let stress_level = StressLevel::of(false, false);
         assert!(stress_level.runs_before_sizing());
         assert_eq!(depths(stress_level, 1), [Depth::First(AUTOTUNED_LAYERS), Depth::Whole]);
-        assert_eq!(depths(stress_level, 20), [Depth::First(20), Depth::Whole], "the peak may need more layers");
+        assert_eq!(depths(stress_level, 20), [Depth::First(20), Depth::Whole], "proving the peak may need more layers");
     }
 
     #[test]

@@ -33,8 +33,8 @@ struct Contents {
     /// leased before the copy starts, so that no copy has to be thrown away.
     host: Option<Arc<Lease>>,
     copy: Option<Copied>,
-    /// Receivers that close when a released copy is freed, or when a thread that
-    /// copies ahead has ended.
+    /// Receivers that close when a released copy is freed, or when a thread of
+    /// [`copy_ahead`](WeightStore::copy_ahead) has ended.
     spare: Vec<watch::Receiver<()>>,
     /// The CPU threads or GPU kernels that compute. The executor outlives the model, so that a
     /// restarted engine need not load kernels.
@@ -267,7 +267,7 @@ impl WeightStore {
     /// copy stays until it is [released](Self::give_copy_back), in case the wake fails later.
     ///
     /// # Errors
-    /// The device refuses memory, or the copy.
+    /// The device refuses the memory or the copy.
     pub fn bring_back(&self) -> Result<(), DeviceError> {
         let (segment, copied) = (self.segment(), self.contents().copy.clone());
         let (Some(segment), Some(copied)) = (segment, copied.filter(|copied| copied.is_away)) else { return Ok(()) };
@@ -292,9 +292,9 @@ impl WeightStore {
         tokio::task::spawn_blocking(move || drop(given));
     }
 
-    /// Waits until [released](Self::give_copy_back) copies are freed and no thread copies ahead.
-    /// The lease of such a copy must be returned before the model takes its next lease of host
-    /// memory.
+    /// Waits until [released](Self::give_copy_back) copies are freed and no thread of
+    /// [`copy_ahead`](Self::copy_ahead) runs. The lease of such a copy must be returned before the
+    /// model takes its next lease of host memory.
     pub async fn spare_is_gone(&self) {
         let spare = {
             let mut contents = self.contents();

@@ -69,7 +69,7 @@ pub struct RuntimeArguments {
     /// How many restarts of the budget are tolerated, and within what time.
     pub budget_intensity: Intensity,
     pub watch: WatchOptions,
-    /// If set, models are put to sleep to make room for other models. A model with requests stays
+    /// If set, models are put to sleep to free memory for other models. A model with requests stays
     /// awake for at least this long.
     pub turn: Option<Duration>,
 }

@@ -45,7 +45,7 @@ pub struct Rules {
     pub device: Intensity,
     /// Whether a lost device can be replaced.
     pub has_successor: bool,
-    /// If set, models are put to sleep to make room for other models. A model with requests stays
+    /// If set, models are put to sleep to free memory for other models. A model with requests stays
     /// awake for at least this long.
     pub turn: Option<Duration>,
 }

@@ -12,8 +12,8 @@ use crate::engine::LoadOptions;
 #[derive(Clone)]
 pub enum DeviceChoice {
     /// The first GPU. Without a GPU, host memory of this capacity is used in its place; then
-    /// [`Runtime::host_fallback_reason`](super::Runtime::host_fallback_reason) and a `tracing` event give the reason. A
-    /// GPU that fails, or whose driver is too old, is an error.
+    /// [`Runtime::host_fallback_reason`](super::Runtime::host_fallback_reason) and a `tracing`
+    /// event give the reason. A GPU that fails, or whose driver is too old, is an error.
     Auto(Bytes),
     /// The GPU with this index, in the numbering of `CUDA_VISIBLE_DEVICES`.
     Cuda(usize),

@@ -58,7 +58,7 @@ impl MinDevicesFor {
     /// Reads the models' settings and opens devices.
     fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
         let (of, _) = self.of.chosen(canary)?;
-        let (found, free) = Candidates::roomiest_of(of)?;
+        let (found, free) = Candidates::most_free_of(of)?;
         let chosen: Vec<_> = self
             .models
             .iter()
@@ -104,7 +104,7 @@ impl Candidates {
     ///
     /// # Errors
     /// A named device does not exist, or a device returns an error.
-    pub(super) fn roomiest_of(of: DeviceChoice) -> Result<(Self, Vec<Bytes>), DeviceError> {
+    pub(super) fn most_free_of(of: DeviceChoice) -> Result<(Self, Vec<Bytes>), DeviceError> {
         if let DeviceChoice::CudaRanks(ordinals) = &of {
             each_once(ordinals)?;
         }
@@ -165,7 +165,7 @@ impl Candidates {
     fn arrange(&mut self) -> Result<Vec<Bytes>, DeviceError> {
         let free =
             self.opened.iter().map(|device| Ok(device.memory()?.free)).collect::<Result<Vec<_>, DeviceError>>()?;
-        self.opened = roomiest_first(&free).into_iter().map(|number| self.opened[number].clone()).collect();
+        self.opened = most_free_first(&free).into_iter().map(|number| self.opened[number].clone()).collect();
         Ok(free)
     }
 
@@ -211,7 +211,7 @@ impl Candidates {
             let Some(first) = self.opened.get(..ranks) else { return Ok(None) };
             let places = first.iter().map(|device| MemoryState::of_device(&**device, canary));
             let places = places.collect::<Result<Vec<_>, _>>()?;
-            let fullest = *places.iter().min_by_key(|place| place.available()).expect("there is at least one place");
+            let fullest = *places.iter().min_by_key(|place| place.available()).expect("there is at least one rank");
             Ok(Some((target.of_ranks(ranks), fullest)))
         })
     }
@@ -224,7 +224,7 @@ impl Candidates {
             (DeviceChoice::HostRanks(_, capacity), 1) => DeviceChoice::Host(capacity),
             (DeviceChoice::HostRanks(_, capacity), ranks) => DeviceChoice::HostRanks(ranks, capacity),
             (of, ranks) => {
-                let mut first: Vec<usize> = roomiest_first(free).into_iter().take(ranks).collect();
+                let mut first: Vec<usize> = most_free_first(free).into_iter().take(ranks).collect();
                 first.sort_unstable();
                 Candidates { of, opened: self.opened }.these(&first)
             }
@@ -249,12 +249,13 @@ impl Candidates {
     }
 }
 
-/// Step size in which free memory is compared: devices in the same step keep their order.
+/// Unit in which free memory is compared. Devices keep their order if their distances to the most
+/// free memory, in whole units, are equal.
 const ALIKE: Bytes = Bytes::gib(1);
 
 /// Returns the numbers of devices, sorted by free memory, largest first. Devices with about the
 /// same free memory keep their order.
-pub fn roomiest_first(free: &[Bytes]) -> Vec<usize> {
+pub fn most_free_first(free: &[Bytes]) -> Vec<usize> {
     let most = free.iter().copied().max().unwrap_or(Bytes::ZERO);
     let mut numbers: Vec<usize> = (0..free.len()).collect();
     numbers.sort_by_key(|device| ((most - free[*device]).0 / ALIKE.0, *device));
@@ -268,7 +269,8 @@ fn gpus_of(ordinals: Vec<usize>) -> DeviceChoice {
     }
 }
 
-/// Returns a host device with this name, or a group of several.
+/// Returns one host device or, if `ranks` is not 1, a group of host devices. The result has this
+/// name.
 fn named_hosts(name: &str, capacity: Bytes, ranks: usize) -> Result<Arc<dyn Device>, DeviceError> {
     let host = |config| Ok(Arc::new(HostDevice::new(config)?) as Arc<dyn Device>);
     if ranks == 1 {
@@ -302,10 +304,10 @@ mod tests {
     fn a_named_device_that_is_missing_or_repeated_is_refused() {
         let of = DeviceChoice::CudaRanks(vec![61, 62]);
         assert!(matches!(
-            Candidates::roomiest_of(of),
+            Candidates::most_free_of(of),
             Err(DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })
         ));
-        let twice = Candidates::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0]))
+        let twice = Candidates::most_free_of(DeviceChoice::CudaRanks(vec![0, 0]))
             .map(drop)
             .expect_err("one device is named twice");
         assert!(twice.to_string().contains("names a GPU twice"), "{twice}");

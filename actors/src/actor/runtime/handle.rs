@@ -42,12 +42,12 @@ pub struct RuntimeConfig {
     /// How many losses of the device are tolerated, and within what time. The device is reopened
     /// after each loss. One more loss ends the runtime.
     pub device_intensity: Intensity,
-    /// If set, models are put to sleep to make room for other models. When the device has no room
-    /// for a load or a wake, the least recently used model without requests is put to sleep. If all
-    /// models have requests, the model that has been awake longest is put to sleep once it has been
-    /// awake for at least this time: its running requests end first, and its new requests wait
-    /// until it is awake again. Default: `None`. In that case a load that does not fit fails, and
-    /// models sleep only when asked to or by [`LoadOptions::sleep_after`].
+    /// If set, models are put to sleep to free memory for other models. When the device lacks
+    /// memory for a load or a wake, the least recently used model without requests is put to sleep.
+    /// If all models have requests, the model that has been awake longest is put to sleep once it
+    /// has been awake for at least this time: its running requests end first, and its new requests
+    /// wait until it is awake again. Default: `None`. In that case a load that does not fit fails,
+    /// and models sleep only when asked to or by [`LoadOptions::sleep_after`].
     pub sleep_for_room: Option<Duration>,
 }
 
@@ -99,8 +99,8 @@ impl Hint for RuntimeError {
 }
 
 /// One device with its budget and its models. Clones share the runtime. When
-/// the last clone is dropped, the runtime stops, but the drop does not wait for it;
-/// [`shutdown`](Runtime::shutdown) does.
+/// the last clone is dropped, the runtime stops, but the drop does not wait until it has stopped.
+/// [`shutdown`](Runtime::shutdown) waits.
 ///
 /// ```
 /// use bursar_actors::{

@@ -37,7 +37,7 @@ pub enum ModelHealth {
     Asleep,
     /// The model is being unloaded. Running requests may finish, and new ones are refused.
     Leaving,
-    /// The model was ready and then ended by itself. Loading it again helps. Unloading
+    /// The model was ready and then ended by itself. Load it again to send it requests. Unloading
     /// it removes this entry.
     Stopped,
 }

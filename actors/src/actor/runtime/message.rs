@@ -39,7 +39,7 @@ pub struct Supervised {
     pub engines: BTreeMap<String, ActorCell>,
 }
 
-/// The types that the core of this runtime passes on without looking at them.
+/// The types that the core of this runtime passes on without inspecting them.
 pub struct ActorParts;
 
 impl Parts for ActorParts {

@@ -101,8 +101,8 @@ impl Runtime {
     /// load models: counts from before the recorder was installed are missing.
     ///
     /// The endpoint has no access control. It does not show any prompt, picture or reply, but it
-    /// shows the names of models and leases, and how busy they are. If you serve it on another
-    /// interface than loopback, protect it with your usual access control.
+    /// shows the names of models and leases, and how busy they are. If you serve it on an
+    /// interface other than loopback, protect it with your usual access control.
     ///
     /// The endpoint serves 64 clients at a time and gives each one answer within five seconds. If
     /// more clients connect, clients that have not sent a request are dropped first. The end of the
@@ -226,8 +226,8 @@ async fn events(State(shown): State<Shown>) -> impl IntoResponse {
     answer("application/json", Value::Array(shown.events()).to_string())
 }
 
-/// Returns the health as a status code, for load balancers and process supervisors, and as a body
-/// that people can read.
+/// Returns the health as a status code, for load balancers and process supervisors, and as a JSON
+/// body with the details.
 async fn health(shown: Shown, is_well: impl Fn(&Health) -> bool) -> impl IntoResponse {
     let health = shown.health().await;
     let status = if is_well(&health) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -345,8 +345,8 @@ mod tests {
             let server = server().await;
             let address = server.addr();
             let silent = client(&server, "GET").await;
-            // After this scrape, the silent client has a connection slot and is not
-            // in the system's queue.
+            // After this scrape, the silent client has a connection slot and is no longer in the
+            // operating system's accept queue.
             rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
             if is_dropped {
                 drop(server)

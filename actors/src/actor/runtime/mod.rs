@@ -21,7 +21,7 @@ mod unwinding;
 pub use crate::losses::Losses;
 pub use actor::{RuntimeActor, RuntimeArguments};
 pub use device::{DeviceChoice, MakeDevice, MinDevicesFor};
-pub use device_search::{gpus, open_settings, roomiest_first};
+pub use device_search::{gpus, most_free_first, open_settings};
 pub use handle::{Runtime, RuntimeConfig, RuntimeError};
 pub use health::{Health, ModelHealth};
 pub use message::{LoadRequest, OnReleased, RuntimeMessage, Supervised};

@@ -60,7 +60,8 @@ impl ModelSource {
         &self.checkpoint
     }
 
-    /// Returns the model's default name. [`LoadOptions::name`](crate::engine::LoadOptions::name) replaces it.
+    /// Returns the model's default name.
+    /// [`LoadOptions::name`](crate::engine::LoadOptions::name) replaces it.
     pub fn name(&self) -> String {
         self.name.clone()
     }

@@ -9,7 +9,7 @@ use bursar_model::Model;
 
 use super::{
     DeviceChoice, ModelSource, RuntimeError,
-    device_search::{Candidates, Planned, roomiest_first},
+    device_search::{Candidates, Planned, most_free_first},
 };
 use crate::engine::{LoadOptions, StartError};
 
@@ -68,7 +68,7 @@ impl PlacementRequest {
     }
 
     fn placed(self) -> Result<Vec<Placement>, RuntimeError> {
-        let (found, free) = Candidates::roomiest_of(self.of.clone())?;
+        let (found, free) = Candidates::most_free_of(self.of.clone())?;
         if found.opened.is_empty() {
             let ranks = self.ranks.unwrap_or(1);
             return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
@@ -131,7 +131,7 @@ fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
     debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each model fits on all devices together");
     let mut order: Vec<usize> = (0..needs.len()).collect();
     order.sort_by_key(|model| (Reverse((needs[*model].devices, needs[*model].weights)), *model));
-    let mut unused = roomiest_first(free);
+    let mut unused = most_free_first(free);
     let mut groups: Vec<Group> = Vec::new();
     for model in order {
         let need = &needs[model];
@@ -210,7 +210,7 @@ mod tests {
         let groups = spread(&[of(1, 15), of(1, 3)], &free);
         assert_eq!(groups[0], Group { devices: vec![1], models: vec![0] });
         assert_eq!(groups[1], Group { devices: vec![2], models: vec![1] });
-        assert_eq!(roomiest_first(&free), [1, 2, 3, 0]);
+        assert_eq!(most_free_first(&free), [1, 2, 3, 0]);
     }
 
     proptest! {

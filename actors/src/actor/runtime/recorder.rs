@@ -64,8 +64,8 @@ const UPKEEP: Duration = Duration::from_secs(5);
 /// a minute still sees the final 0.
 const GAUGES_KEPT: Duration = Duration::from_secs(120);
 
-/// The recorder that Bursar installed. A process keeps its recorder until it ends, so a later
-/// runtime finds it here.
+/// The recorder that Bursar installed. A process keeps its recorder until the process ends, so a
+/// later runtime of the process uses this recorder.
 static OURS: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
 
 /// The metrics of this process in Prometheus' text format, for embedders with their own server.

@@ -1,5 +1,5 @@
 //! Admission to the metrics endpoint: a fixed number of clients, each with a time limit. A new
-//! client need not wait until idle clients disconnect, because they are evicted.
+//! client need not wait until idle clients disconnect, because idle clients are evicted.
 
 use std::{
     collections::VecDeque,
@@ -22,16 +22,16 @@ use tokio::{
     time::{Instant, Sleep, sleep_until, timeout_at},
 };
 
-/// Maximum number of clients that are served at once. More clients wait in the system's queue,
-/// which is bounded too. A scraper needs one connection.
+/// Maximum number of clients that are served at once. More clients wait in the operating system's
+/// accept queue, which is bounded too. A scraper needs one connection.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
-/// Time limit of a whole connection, from its acceptance to the last byte. A connection serves one
+/// Time limit of a connection, from its acceptance to the last byte. A connection serves one
 /// request. A scrape takes milliseconds, and Prometheus gives up after 10 s.
 const CONNECTION_MAX: Duration = Duration::from_secs(5);
 
 /// If all connection slots are taken, a client that was admitted this long ago may be evicted. A
-/// real client has sent its request by then. At this rate, 1,000 idle clients (a full system queue)
+/// real client has sent its request by then. At this rate, 1,000 idle clients (a full accept queue)
 /// are evicted within a second.
 const GRACE: Duration = Duration::from_millis(50);
 

@@ -43,8 +43,7 @@ const TARGET: &str = "bursar_actors::scheduler::actor";
 
 /// The time that the second step of a burst waits for the other prompts of the burst. The
 /// resolution of the timer makes the actual wait one to two milliseconds. For comparison, a first
-/// step with a prompt of 512 tokens takes eleven milliseconds with a model of 7B's shape on an
-/// H200.
+/// step with a prompt of 512 tokens takes eleven milliseconds with a 7B-sized model on an H200.
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// The actor that runs steps as long as there are sequences.
@@ -69,8 +68,8 @@ pub struct SchedulerArguments {
     pub host_slots: usize,
     /// Whether each sequence has as many drafts as the limits allow, even if fewer would be faster.
     pub has_fixed_drafts: bool,
-    /// The probability with which each draft is accepted, if drafts are not compared with the sampler's
-    /// choices.
+    /// The probability with which each draft is accepted, if drafts are not compared with the
+    /// sampler's choices.
     pub synthetic_acceptance: Option<f64>,
     /// Whether the model was loaded with its draft head.
     pub has_draft_head: bool,

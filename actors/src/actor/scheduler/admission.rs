@@ -36,7 +36,7 @@ pub fn predicted_peak(forecasts: &mut [SequenceForecast], full: usize, block: us
 }
 
 /// Lengths of recent replies, grouped by the token limit that their requests set. A client that
-/// asks for 20 tokens wants another kind of reply than a client that asks for 4,000.
+/// asks for 20 tokens expects a different kind of reply from a client that asks for 4,000.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReplyLengths {
     all: Lengths,
@@ -164,7 +164,7 @@ mod tests {
     fn the_predicted_peak_excludes_blocks_of_replies_that_end_earlier() {
         let forecast = |held, to_come| SequenceForecast { held, to_come, windowed: 0 };
         let mut forecasts = [forecast(100, 10), forecast(10, 100)];
-        assert_eq!(predicted_peak(&mut forecasts, 1, 1), 130, "at the tenth token, not 110 + 110");
+        assert_eq!(predicted_peak(&mut forecasts, 1, 1), 130, "the peak is at the tenth token, not 110 + 110");
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
             let mut forecasts: Vec<_> = sequences.iter().map(|(held, to_come)| SequenceForecast { held: *held, to_come: *to_come, windowed: 0 }).collect();
             let seen = simulated(&forecasts);
             prop_assert_eq!(predicted_peak(&mut forecasts, 1, 1), seen);
-            prop_assert!(predicted_peak(&mut forecasts, 1, 16) >= seen, "whole blocks are never less");
+            prop_assert!(predicted_peak(&mut forecasts, 1, 16) >= seen, "rounding up to blocks never lowers the peak");
         }
     }
 

@@ -1,5 +1,5 @@
 //! Pure: the scheduler's decisions. Continuous batching (Orca, OSDI'22) with chunked prefill
-//! next to decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or
+//! in the same steps as decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or
 //! fetched from host memory.
 //!
 //! The next step is planned while the current step runs. This is look-ahead of exactly one step, as
@@ -39,8 +39,8 @@ use crate::{
     tenant::{Tenant, TenantWeights},
 };
 
-/// A step is planned ahead if at most one in this many running sequences must be left out of the
-/// step. A sequence is left out if the host must see its latest token first, so the sequence takes
+/// Inverse of the largest fraction of the running sequences that a step planned ahead may leave
+/// out. A sequence is left out if the host must see its latest token first, so the sequence takes
 /// part only in every other step. In return, the other sequences need not wait for the host. That
 /// wait is less than a tenth of a step. The bound keeps the loss below the gain.
 const LEFT_OUT: usize = 16;
@@ -105,7 +105,7 @@ pub struct SchedulerCore {
     /// since the last [`take_prediction_errors`](Self::take_prediction_errors).
     missed_by: Vec<usize>,
     preemptions: Preemptions,
-    /// Since the last [`take_verified_drafts`](Self::take_verified_drafts).
+    /// Drafts verified since the last [`take_verified_drafts`](Self::take_verified_drafts).
     verified: VerifiedDrafts,
     /// Adapts the number of drafts to measured goodput. `None` if each sequence always has as many
     /// as the limits allow.
@@ -132,7 +132,7 @@ impl SchedulerCore {
     pub fn new(limits: Limits) -> Self {
         assert!(
             limits.sequences > 0 && limits.step_tokens >= limits.sequences,
-            "a step has room for one token of each sequence"
+            "a step holds one token of each sequence"
         );
         SchedulerCore {
             kv: KvCore::new(limits.kv_tokens / BLOCK_TOKENS),
@@ -193,8 +193,8 @@ impl SchedulerCore {
         self
     }
 
-    /// Runs the model's draft head in each step. Its keys and values are computed for all tokens, also
-    /// in steps without drafts.
+    /// Runs the model's draft head in each step. Its keys and values are computed for all tokens,
+    /// also in steps without drafts.
     #[must_use]
     pub fn with_draft_head(mut self, has_draft_head: bool) -> Self {
         self.has_draft_head = has_draft_head;
@@ -336,8 +336,8 @@ impl SchedulerCore {
         Some(sequence)
     }
 
-    /// Whether the next step can be planned. No step may be running, or one step is running and the
-    /// host must see the tokens of only a few sequences first.
+    /// Whether the next step can be planned: no step is running, or one step is running and the
+    /// host must see the latest tokens of only a few sequences before they can continue.
     fn may_plan(&self) -> bool {
         match self.under_way.len() {
             _ if self.shrinks_to.is_some() => false,
@@ -411,8 +411,8 @@ impl SchedulerCore {
                 return None;
             }
             let left: usize = shares.iter().map(|share| share.tokens).sum();
-            // Cached tokens leave room in the step for more tokens. The loop ends, because each
-            // sequence is looked up only once.
+            // Cached tokens are not computed, so more tokens fit in the step. The loop ends,
+            // because each sequence is looked up only once.
             let more = if left < wanted { self.shares() } else { Vec::new() };
             if more.iter().map(|share| share.tokens).sum::<usize>() <= left {
                 return Some((shares, tables));
@@ -560,7 +560,7 @@ impl SchedulerCore {
 
     /// Skips the first tokens of a sequence that are already cached.
     fn take_found(&mut self, share: &mut SequenceTokens, table: &Table, effects: &mut Vec<Effect>) {
-        assert_eq!(table.sequence, share.sequence, "the allotment answers the demands in order");
+        assert_eq!(table.sequence, share.sequence, "the block tables have the order of the shares");
         let sequence = self.running.get_mut(&share.sequence).expect("the sequence has a share of the step");
         if table.held > sequence.cached {
             sequence.cached = table.held;

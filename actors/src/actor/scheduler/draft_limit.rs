@@ -1,6 +1,6 @@
 //! Pure: chooses the number of drafts per sequence by measured goodput (tokens per second).
-//! SmartSpec (Liu et al. 2024, arXiv 2406.14066) models goodput. Here it is measured, so it includes
-//! the acceptance rate, the cost of larger steps, and the wait for the host.
+//! SmartSpec (Liu et al. 2024, arXiv 2406.14066) models goodput. This module measures goodput, so
+//! the result includes the acceptance rate, the cost of larger steps, and the wait for the host.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use bursar_model::DRAFTS_OF_STEP;
 /// Decoding steps for which one limit is measured.
 const WINDOW: u32 = 16;
 
-/// Limits with at least this share of the best goodput are treated as equal, and the largest of them
-/// is used: if prompt lookup finds nothing, a high limit costs nothing.
+/// Limits with at least this share of the best goodput are treated as equal, and the largest of
+/// them is used: if prompt lookup finds nothing, a high limit costs nothing.
 const EQUAL_GOODPUT: f64 = 0.98;
 
 /// Windows before a slower limit is measured again. The number doubles each time that the limit is
@@ -37,7 +37,7 @@ struct SizeMeasurements {
     current: usize,
     /// Steps left in the current window.
     steps_left: u32,
-    /// Average tokens per sequence in the current window, and the window's duration in µs.
+    /// Sums over the current window: average tokens per sequence, and durations of steps in µs.
     tokens: f64,
     micros: f64,
     /// The number of windows that have ended.
@@ -47,9 +47,9 @@ struct SizeMeasurements {
 #[derive(Clone, Copy, Debug)]
 struct LimitChoice {
     drafts: usize,
-    /// Average tokens per sequence and µs, if measured.
+    /// Average tokens per sequence and per µs, if measured.
     goodput: Option<f64>,
-    /// The window from which on the limit may be measured again.
+    /// The first window in which the limit may be measured again.
     retry_at: u64,
     losses: u32,
 }
@@ -66,9 +66,9 @@ impl DraftLimit {
         measured.map_or(self.drafts_max, |measured| measured.choices[measured.current].drafts)
     }
 
-    /// Learns from a step that only decoded. The step was planned for a number of decoding sequences
-    /// with a limit. Each sequence got `tokens` tokens on average in the `micros` µs since the step
-    /// before.
+    /// Learns from a step that only decoded. The step was planned for `decoding` sequences with up
+    /// to `limit` drafts each. Each sequence got `tokens` tokens on average in the `micros` µs
+    /// since the step before.
     pub fn learn(&mut self, (decoding, limit): (usize, usize), tokens: f64, micros: u64) {
         let Some(size) = decoding.checked_ilog2().filter(|_| self.drafts_max > 0 && micros > 0) else { return };
         // The drafts of a step are divided among its sequences. Limits above
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn equal_goodput_keeps_the_largest_limit() {
-        // Prompt lookup that finds nothing.
+        // As with prompt lookup that finds nothing, the limit changes neither tokens nor time.
         let mut limit = DraftLimit::new(4);
         let counts = run(&mut limit, 1, 1000, |_| (1, 1000));
         assert!(counts[&4] > 900, "{counts:?}");

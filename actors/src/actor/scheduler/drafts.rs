@@ -66,8 +66,8 @@ pub struct PromptLookup {
 }
 
 impl PromptLookup {
-    /// An empty index for a sequence of about `tokens` tokens. In a longer sequence, more n-grams share
-    /// an entry, so some occurrences are missed.
+    /// An empty index for a sequence of about `tokens` tokens. In a longer sequence, more n-grams
+    /// share an entry, so some occurrences are missed.
     ///
     /// # Panics
     /// If `sizes.min` is 0 or exceeds `sizes.max`.
@@ -158,9 +158,9 @@ impl VerifiedDrafts {
 /// that are never accepted cost time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Backoff {
-    /// Number of rejected steps in a row that have no effect.
+    /// Number of steps in a row that may have all their drafts rejected without a pause of drafts.
     tolerated: u32,
-    /// Steps in a row of which no draft was accepted.
+    /// Number of steps in a row in which every draft was rejected.
     rejections: u32,
     /// Tokens for which drafts are still withheld.
     withheld: u32,
@@ -183,9 +183,9 @@ impl Backoff {
     }
 
     /// Whether the next step may have drafts. `verified` is the number of drafts that the last step
-    /// verified, and the number that it accepted. The first `tolerated` rejected steps in a row have
-    /// no effect. The next one pauses drafts for one step, and each further one doubles the pause, up
-    /// to [`WITHHELD_MAX`] steps.
+    /// verified, and the number that it accepted. The first `tolerated` steps in a row without an
+    /// accepted draft have no effect. The next such step pauses drafts for one step, and each
+    /// further one doubles the pause, up to [`WITHHELD_MAX`] steps.
     pub(super) fn allows(&mut self, verified: Option<(usize, usize)>) -> bool {
         match verified {
             Some((_, 0)) => {

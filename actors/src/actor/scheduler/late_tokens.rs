@@ -9,7 +9,7 @@ pub(super) struct Delays<T> {
     prompts: Option<T>,
     /// When the latest step ended during which pictures were being encoded.
     pictures: Option<T>,
-    /// When the pool was last resized, or when a resize was last ordered.
+    /// When the pool was last resized, or when a resize was last requested.
     pub(super) resized: Option<T>,
 }
 

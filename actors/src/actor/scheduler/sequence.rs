@@ -41,11 +41,11 @@ pub struct NewSequence {
     /// [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
     pub scheduling_params: SchedulingParams,
-    /// A number that all samples of one prompt have in common. It lets admission count the blocks
-    /// that the samples share only once.
+    /// A number that all samples of one prompt have in common. Admission uses it to count each
+    /// block that the samples share once.
     pub group: Option<u64>,
-    /// How many of the likeliest tokens to report with each prompt token's log-probability. `None`:
-    /// the prompt is not scored.
+    /// How many of the likeliest tokens to report with each prompt token's log-probability. `None`
+    /// if the prompt is not scored.
     pub score_prompt: Option<usize>,
     /// Tokens that end the reply.
     pub stop_tokens: Arc<[u32]>,
@@ -118,8 +118,8 @@ pub(super) struct Sequence {
     pub(super) state_lag: usize,
     /// Tokens that are expected after the known tokens.
     pub(super) drafts: Vec<u32>,
-    /// Number of drafts that the running step verifies plus further drafts that it computes. While it
-    /// is above 0, no further step is planned for the sequence.
+    /// Number of drafts that the running step verifies plus further drafts that it computes. While
+    /// this number is above 0, no further step is planned for the sequence.
     pub(super) verifying: usize,
     pub(super) backoff: Backoff,
     /// Tokens in blocks that have been named.
@@ -281,21 +281,22 @@ impl Sequence {
         self.spec.must_be_seen() || expects_drafts
     }
 
-    /// The number of tokens that are drafted for the sequence's next step, at most `drafts_max`. The
-    /// last token that the sequence may produce is never drafted, because the rows of the step then
-    /// choose one token more.
+    /// The number of tokens that are drafted for the sequence's next step, at most `drafts_max`.
+    /// The last token that the sequence may produce is never drafted, because a step chooses one
+    /// token more than it has drafts.
     pub(super) fn drafts_within(&self, drafts_max: usize) -> usize {
         drafts_max.min(self.drafts.len()).min(self.remaining().saturating_sub(1))
     }
 
-    /// The number of drafts after the first that the draft head computes in a step which runs the next
-    /// `tokens` tokens and `drafts` drafts, so that the step after it can verify them.
+    /// The number of drafts after its first that the draft head computes in a step. The step runs
+    /// the next `tokens` tokens and `drafts` drafts. The step after it can verify these drafts.
     pub(super) fn further_drafts(&self, tokens: usize, drafts: usize, further_max: usize) -> usize {
         let is_head = matches!(self.spec.drafter, Drafter::DraftHead);
         if !is_head || tokens < self.pending() || self.backoff.withholds_next() {
             return 0;
         }
-        // The step chooses a token after the accepted drafts. The last token of a reply is never drafted.
+        // The step chooses a token after the accepted drafts. The last token of a reply is never
+        // drafted.
         further_max.min(self.remaining().saturating_sub(drafts + 3))
     }
 
@@ -305,7 +306,7 @@ impl Sequence {
     }
 
     /// Drafts up to `drafts_max` tokens that are expected after the known tokens. `verified` is the
-    /// number of drafts that the last step verified and the number that it accepted, and `proposed` are
+    /// number of drafts that the last step verified and the number that it accepted. `proposed` are
     /// the drafts of the model's draft head.
     pub(super) fn draft(&mut self, drafts_max: usize, verified: Option<(usize, usize)>, proposed: Vec<u32>) {
         self.drafts.clear();
@@ -337,9 +338,9 @@ impl Sequence {
         (self.to_come > 0).then_some(UnseenToken { row: self.chosen_at })
     }
 
-    /// The tokens that the next step runs: accepted drafts that the recurrent state has not seen, the
-    /// next `count` tokens, and the first `drafts` drafted tokens, with the positions of all of them. A
-    /// token that is still to be chosen comes last.
+    /// The tokens that the next step runs, with their positions: accepted drafts that the recurrent
+    /// state has not seen, the next `count` tokens, and the first `drafts` drafted tokens. A token
+    /// that is still to be chosen comes last.
     pub(super) fn next(&self, count: usize, drafts: usize) -> NextTokens<'_> {
         assert!(self.to_come <= 1, "{} is planned at most two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
@@ -368,9 +369,9 @@ impl Sequence {
         NextToken::Known { token: *token, cache_row: cache_row.copied() }
     }
 
-    /// Records a planned step that runs the sequence's next `count` tokens, and that writes keys and
-    /// values of up to `drafts` drafts. If the step chooses a token for the sequence, `chosen_at` is
-    /// the row of its logits.
+    /// Records a planned step that runs the sequence's next `count` tokens, and that writes keys
+    /// and values of up to `drafts` drafts. If the step chooses a token for the sequence,
+    /// `chosen_at` is the row of the logits for that token.
     pub(super) fn launch(&mut self, count: usize, drafts: usize, chosen_at: Option<u32>) {
         self.cached += count;
         self.state_lag = 0;
@@ -459,7 +460,7 @@ impl Sequence {
     }
 
     /// Records the end of a step that chose tokens of the sequence, unless the sequence lost its
-    /// blocks. `has_drafts`: the step verified or computed drafts.
+    /// blocks. `has_drafts` is `true` if the step verified or computed drafts.
     pub(super) fn chose(&mut self, has_drafts: bool) {
         self.to_come -= 1;
         if has_drafts {

@@ -41,7 +41,7 @@ pub struct VisionArguments {
     pub owner: Owner,
     /// The model's label, for leases and metrics.
     pub model_label: Label,
-    /// The model, which packs pictures into launches.
+    /// The model, which packs pictures into encoder batches.
     pub model: Arc<Model>,
     /// The processors that decode, resize and hash pictures.
     pub processors: Arc<MediaProcessors>,
@@ -387,7 +387,7 @@ impl VisionState {
         tokio::spawn(prepare.instrument(span));
     }
 
-    /// Drops requests whose callers have disconnected, to make room for later requests.
+    /// Drops requests whose callers have disconnected. Later requests need not wait for them.
     fn forget_cancelled(&mut self, myself: &ActorRef<VisionMessage>) {
         self.undecoded.retain(|undecoded| !undecoded.request.reply.is_given_up());
         let gone: Vec<Ticket> =

@@ -149,7 +149,7 @@ pub struct VisionCore {
     has_streams: bool,
     free: BTreeSet<u32>,
     entries: BTreeMap<PictureHash, Entry>,
-    /// Requests that wait for rows, or for room in the next encoder batch. A request gets rows for
+    /// Requests that wait for rows, or for space in the next encoder batch. A request gets rows for
     /// all its pictures at once: two requests that each held some rows and waited for the rest
     /// would deadlock.
     waiting: Line<Ticket, Vec<EncodeRequest>>,
@@ -222,11 +222,11 @@ impl VisionCore {
         match input {
             Input::Want(ticket, rank, pictures) => self.want(ticket, rank, pictures, &mut effects),
             Input::Encoded => {
-                let launched = self.under_way.pop_front().expect("a launch ended that was not under way");
+                let launched = self.under_way.pop_front().expect("only a batch under way can end");
                 self.are_there(&launched);
             }
             Input::Copied => {
-                let came = self.copying.pop_front().expect("copies ended that were not under way");
+                let came = self.copying.pop_front().expect("only copies under way can end");
                 self.are_there(&came);
             }
             Input::Withdraw(ticket) => self.withdraw(ticket),
@@ -366,7 +366,7 @@ impl VisionCore {
                 continue;
             }
             let Some(next) = order.first() else { return };
-            self.lacks_rows = !self.has_room(*next);
+            self.lacks_rows = !self.has_rows_for(*next);
             if !self.lacks_rows {
                 self.serve(*next);
                 continue;
@@ -374,7 +374,7 @@ impl VisionCore {
             if !self.waiting.may_be_passed(*next) {
                 return;
             }
-            let Some(other) = order[1..].iter().find(|ticket| self.has_room(**ticket)) else { return };
+            let Some(other) = order[1..].iter().find(|ticket| self.has_rows_for(**ticket)) else { return };
             self.waiting.pass(*next);
             self.serve(*other);
         }
@@ -391,7 +391,7 @@ impl VisionCore {
         distinct(pictures).filter(is_new).map(|picture| picture.patches).sum()
     }
 
-    /// Gives a waiting request its rows. There must be room for them.
+    /// Gives a waiting request its rows. The rows must fit.
     fn serve(&mut self, ticket: Ticket) {
         let patches = self.patches_to_encode(&self.waiting[ticket]);
         let pictures = self.waiting.serve(ticket, Some(patches));
@@ -399,7 +399,7 @@ impl VisionCore {
     }
 
     fn give_rows(&mut self, ticket: Ticket, pictures: &[EncodeRequest]) {
-        self.make_room(pictures);
+        self.evict_for(pictures);
         let keys: Vec<_> = pictures.iter().map(|picture| picture.key).collect();
         let is_cached = |key: &&PictureHash| self.holds(key);
         let (cached, missing): (Vec<_>, Vec<_>) = keys.iter().partition(is_cached);
@@ -424,8 +424,8 @@ impl VisionCore {
         distinct(pictures).filter(|picture| !self.holds(&picture.key)).map(|picture| picture.rows).sum()
     }
 
-    /// Pictures that may be evicted to make room for the `wanted` pictures: the time of their last
-    /// use, their hashes, and how many rows they have.
+    /// Pictures that may be evicted for the `wanted` pictures: the time of their last use, their
+    /// hashes, and how many rows they have.
     fn idle<'a>(&'a self, wanted: &'a [EncodeRequest]) -> impl Iterator<Item = (u64, PictureHash, usize)> + 'a {
         let is_wanted = |key: &PictureHash| wanted.iter().any(|picture| picture.key == *key);
         let idle = self
@@ -435,21 +435,21 @@ impl VisionCore {
         idle.map(|(key, entry)| (entry.used, *key, entry.rows.len()))
     }
 
-    fn has_room(&self, waiting: Ticket) -> bool {
+    fn has_rows_for(&self, waiting: Ticket) -> bool {
         self.fits(&self.waiting[waiting])
     }
 
-    /// Whether there is room for these pictures, if idle pictures are evicted.
+    /// Whether these pictures fit, if idle pictures are evicted.
     fn fits(&self, pictures: &[EncodeRequest]) -> bool {
         let lacking = self.rows_lacking(pictures);
         lacking <= self.free.len()
             || lacking <= self.free.len() + self.idle(pictures).map(|(.., rows)| rows).sum::<usize>()
     }
 
-    /// Evicts unpinned pictures, the least recently used first, until `pictures`, which
-    /// [fit](Self::fits), have room. Evicted pictures are copied to host memory, if there is room
-    /// without evicting the pictures that are being fetched from there.
-    fn make_room(&mut self, pictures: &[EncodeRequest]) {
+    /// Evicts unpinned pictures, the least recently used first, until there are rows for
+    /// `pictures`, which must [fit](Self::fits). Evicted pictures are copied to host memory, if
+    /// they fit there without evicting the pictures that are being fetched from host memory.
+    fn evict_for(&mut self, pictures: &[EncodeRequest]) {
         let needed = self.rows_lacking(pictures);
         let wanted = |key: &PictureHash| pictures.iter().any(|picture| picture.key == *key);
         let mut idle: Vec<_> = if needed > self.free.len() { self.idle(pictures).collect() } else { Vec::new() };

@@ -1,4 +1,4 @@
-//! Pure: known files, and the pictures that each was decoded to, so that the next turn of a
+//! Pure: known files, and the pictures that each file was decoded to, so that the next turn of a
 //! conversation need not decode the files again.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use bursar_model::flow::{Grid, PictureHash};
 
 /// Known files by their keys. The least recently used files are forgotten.
 pub(super) struct KnownFiles<K> {
-    /// The most pictures of all files together.
+    /// Maximum pictures of all files together.
     limit: usize,
     pictures: usize,
     files: BTreeMap<K, Known>,
@@ -22,7 +22,7 @@ struct Known {
 }
 
 impl<K: Ord + Copy> KnownFiles<K> {
-    /// Creates an empty store, for files with up to `limit` pictures together.
+    /// Creates an empty store for files that have up to `limit` pictures together.
     pub(super) fn new(limit: usize) -> Self {
         KnownFiles { limit, pictures: 0, files: BTreeMap::new(), by_use: BTreeMap::new(), clock: 0 }
     }

@@ -19,8 +19,8 @@ use crate::{
 /// Messages from chat drivers (credit: one per accepted request), from the actor's own CPU threads
 /// and from the vision lane.
 pub enum VisionMessage {
-    /// Asks that a request's pictures and videos be put into
-    /// the cache; see [`crate::tree::EMBED_PICTURES`].
+    /// Asks the actor to put a request's pictures and videos into the cache; see
+    /// [`crate::tree::EMBED_PICTURES`].
     Embed {
         /// The pictures and videos, in the order of the request.
         pictures: Vec<MediaPlan>,
@@ -29,7 +29,7 @@ pub enum VisionMessage {
         /// Answered with the rows of each picture, and of each time step of the videos.
         reply: Responder<Result<PinnedSet, VisionError>>,
     },
-    /// Asks for the names of pictures; see [`crate::tree::HASH_PICTURES`].
+    /// Asks for the hashes of pictures; see [`crate::tree::HASH_PICTURES`].
     Name {
         /// The files of a request, in the request's order.
         files: Vec<MediaKey>,
@@ -49,7 +49,7 @@ pub enum VisionMessage {
     },
     /// A decoding thread is free for another request.
     DecoderFree,
-    /// A request that is about to be decoded has got host memory, or no longer waits for it.
+    /// A request that is about to be decoded has received host memory, or no longer waits for it.
     Leased,
     /// The lane's answer to the oldest encoder batch. At most two batches run at once.
     Encoded(Result<(), LaneError>),

@@ -24,7 +24,7 @@ impl BlockEvents {
     ///
     /// The first result begins with [`BlockEvent::Cleared`] and contains all current blocks. The
     /// first result after a death, a sleep, or a lag of more than 1,024 changes begins in the same
-    /// way. Returns `None` once the model is unloaded or has stopped. Cancelling the wait loses
+    /// way. Returns `None` once the model is unloaded or has stopped. Canceling the wait loses
     /// nothing.
     pub async fn next(&mut self) -> Option<Arc<[BlockEvent]>> {
         let Some((log, receiver)) = &mut self.following else {
@@ -70,7 +70,7 @@ impl KvWatch {
     /// Waits until the numbers have changed since the last call, and returns the latest numbers.
     /// The first call returns at once. While no actors serve, such as after a death or during
     /// sleep, all numbers are 0. Returns `None` once the model is unloaded or has stopped.
-    /// Cancelling the wait loses nothing.
+    /// Canceling the wait loses nothing.
     pub async fn changed(&mut self) -> Option<KvUse> {
         let Some(shown) = &mut self.shown else {
             let serving = self.model.serving_after(self.generation).await.ok()?;
@@ -100,10 +100,10 @@ impl KvWatch {
 /// let mut blocks = model.block_events();
 /// assert_eq!(blocks.next().await.as_deref(), Some(&[BlockEvent::Cleared][..]));
 /// model.chat(Chat::from_tokens([7; 20]).max_tokens(1)).await?.text().await?;
-/// let changes = blocks.next().await.expect("the model is there");
+/// let changes = blocks.next().await.expect("the model is loaded");
 /// assert!(matches!(&changes[0], BlockEvent::Stored(block) if *block.tokens == [7; 16]));
 ///
-/// let usage = model.kv_use().changed().await.expect("the model is there");
+/// let usage = model.kv_use().changed().await.expect("the model is loaded");
 /// assert!(usage.cached <= 1 && usage.blocks > 1);
 /// # runtime.shutdown().await;
 /// # Ok(())

@@ -26,7 +26,7 @@ pub enum ChatError {
     /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The prompt leaves no room for a reply.
+    /// The prompt leaves no tokens for a reply.
     #[error(
         "the prompt has {}{tokens} tokens, but prompt and reply together may have at most {limit}",
         if *.has_more { "more than " } else { "" }
@@ -207,9 +207,9 @@ impl Hint for ChatError {
             }
             ChatError::DeviceLost { .. } => "ask again; if the model has stopped, start the program again".to_owned(),
             ChatError::Asleep(error) => error.hint(),
-            ChatError::ShuttingDown => "load the model again once it has stopped, or use another".to_owned(),
+            ChatError::ShuttingDown => "load the model again once it has stopped, or use another model".to_owned(),
             ChatError::GivenUp { .. } => {
-                "look for the reason of the model's restarts: this request may be the cause".to_owned()
+                "look for the reason for the model's restarts: this request may be the cause".to_owned()
             }
         }
     }

@@ -10,8 +10,8 @@
 //! | `facts`, `blocks` | facts about a model, and subscriptions to its KV blocks |
 //!
 //! Each request is driven by a task outside the supervision tree, so a request survives the death
-//! of an actor. The driver then submits the prompt and the tokens generated so far again, and
-//! the caller sees only a pause.
+//! of an actor. After a death, this driver submits the prompt and the tokens generated so far
+//! again, and the caller sees only a pause.
 
 mod acceptance;
 mod blocks;

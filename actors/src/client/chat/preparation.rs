@@ -121,8 +121,8 @@ impl Preparation {
     }
 }
 
-/// Returns the maximum tokens of the reply: the chat's `max_tokens`, or the room that the prompt
-/// leaves in the context if that is smaller.
+/// Returns the maximum tokens of the reply: the chat's `max_tokens`, or the tokens that the
+/// prompt leaves in the context if there are fewer.
 fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usize) -> Result<usize, ChatError> {
     let asked = &chat.generation;
     let merge = context.family.merge();
@@ -139,8 +139,8 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let pictures = shown.pictures.iter();
     let costs = merge.into_iter().flat_map(|merge| pictures.clone().flat_map(move |plan| plan.grid().costs(merge)));
     let cost = RequestCost::of(count + tokens_max, costs);
-    // Rule 3: inputs outside the envelope are resized or refused. The calls above have done so, and
-    // only a bug can make this assertion fail.
+    // Rule 3 (docs/rules.md): inputs outside the envelope are resized or refused. The calls above
+    // have done so, and only a bug can make this assertion fail.
     assert!(cost.is_within(&largest), "a request of {cost:?} was admitted although the stressed limit is {largest:?}");
     Ok(tokens_max)
 }

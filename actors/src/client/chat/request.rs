@@ -214,8 +214,8 @@ impl Chat {
         self
     }
 
-    /// Sets whether the prompt ends with the beginning of an assistant turn. By default, the
-    /// prompt does, unless the last turn is [continued](Chat::continue_final_message).
+    /// Sets whether the prompt ends with the beginning of an assistant turn. Default: `true`,
+    /// unless the last turn is [continued](Chat::continue_final_message).
     pub fn add_generation_prompt(mut self, does: impl Into<Option<bool>>) -> Self {
         self.begins_turn = does.into().or(self.begins_turn);
         self

@@ -75,7 +75,7 @@ pub struct GraphLimits {
 }
 
 impl GraphLimits {
-    /// The shape for steps within `envelope`.
+    /// The limits for steps within `envelope`.
     pub fn of(envelope: &Envelope, decoder: &DecoderConfig) -> Self {
         let (format, logit_rows) = (decoder.step_format(), envelope.logit_rows());
         let verifies_states = format.has_states && envelope.drafts_of_step() > 0;
@@ -90,7 +90,7 @@ impl GraphLimits {
         }
     }
 
-    /// The shape for steps in which at most `sequences` sequences decode one token each.
+    /// The limits for steps in which at most `sequences` sequences decode one token each.
     pub fn without_drafts(sequences: usize, context_tokens: usize, format: StepFormat) -> Self {
         GraphLimits {
             decode_rows: sequences,
@@ -163,7 +163,7 @@ mod tests {
         assert!(buckets(0).is_empty());
     }
 
-    /// A step of sequences with this many rows, which all sample, and rows that run again.
+    /// A step with one sequence for each entry: its rows that sample, and its rows that run again.
     fn batch(rows: &[(usize, usize)]) -> StepBatch {
         let tables = [BlockTable::from(vec![0, 1])];
         let (tokens, positions) = ([7; 8], [[16; 3]; 8]);

@@ -47,8 +47,8 @@ impl<'b, B: Backend> Begun<'b, B> {
         Begun { runner, timeline, issued: VecDeque::new(), jobs, copies, next: None }
     }
 
-    /// Runs jobs until every handle is dropped, the lane is shut down, or its ranks are out of
-    /// step. Jobs begun by then are finished.
+    /// Runs jobs until every handle is dropped, the lane is shut down, or its ranks are
+    /// desynchronized. Jobs begun by then are finished.
     pub(super) fn work(&mut self, jobs: &Receiver<Job>, is_shut_down: impl Fn() -> bool, under_way: &UnderWay) {
         while !self.runner.is_desynchronized() {
             self.finish_copies(under_way);
@@ -57,10 +57,10 @@ impl<'b, B: Backend> Begun<'b, B> {
             let oldest = self.jobs.front().map(|(_, oldest)| oldest);
             let waits = oldest.is_some_and(|oldest| !oldest.is_ready());
             let may_follow = oldest.is_none_or(|oldest| waits && oldest.may_be_followed());
-            let has_room = may_follow && self.jobs.len() < BEGUN;
+            let may_begin = may_follow && self.jobs.len() < BEGUN;
             // If no other job may begin, the lane takes jobs from the queue only to find copies.
-            let looks = has_room || (waits && self.next.is_none() && self.runner.copies);
-            let next = match self.next.take_if(|_| has_room) {
+            let looks = may_begin || (waits && self.next.is_none() && self.runner.copies);
+            let next = match self.next.take_if(|_| may_begin) {
                 Some(job) => Ok(job),
                 None if self.jobs.is_empty() && self.copies.is_empty() => {
                     jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -80,7 +80,7 @@ impl<'b, B: Backend> Begun<'b, B> {
                     let ticket = self.issue();
                     self.copies.push_back((ticket, self.runner.begin_copies(job)));
                 }
-                Ok(job) if has_room => self.begin(job),
+                Ok(job) if may_begin => self.begin(job),
                 Ok(job) => self.next = Some(job),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,

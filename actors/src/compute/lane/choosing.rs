@@ -17,7 +17,7 @@ use super::job::Choice;
 
 /// How a step's rows choose their tokens.
 pub(super) enum TokenChoice {
-    /// Every row takes its likeliest token and reports nothing else, so that argmax is enough.
+    /// Every row takes its likeliest token and reports nothing else, so an argmax is enough.
     Greedy { rows: usize },
     /// At least one row needs sampling parameters or a report.
     Asked(Box<Asked>),

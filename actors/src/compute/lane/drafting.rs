@@ -75,7 +75,7 @@ impl<B: Backend> ModelRunner<B> {
         has_drafts.then(|| DraftMemory::take(scope, width, tokens, logit_rows)).transpose()
     }
 
-    /// Launches the draft head on all rows of a step, whose rows the decoder has written to
+    /// Launches the draft head on all rows of a step, which the decoder has written to
     /// `memory.hidden`. Writes the first draft after each row of logits.
     pub(super) fn draft(
         &self,
@@ -92,8 +92,9 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Starts the download of the first drafts, which the draft head has written to `memory`. If
-    /// further drafts are asked for, this waits for the chosen tokens, because the drafts follow the
-    /// last accepted one. Without `memory`, there are no drafts.
+    /// further drafts are requested, this method waits for the chosen tokens, because the further
+    /// drafts of a sequence depend on the last token chosen for it. Without `memory`, there are no
+    /// drafts.
     pub(super) fn drafts(
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,
@@ -135,8 +136,9 @@ impl<B: Backend> ModelRunner<B> {
         let places: Vec<_> = sequences.iter().map(|sequence| (sequence.place, sequence.accepted)).collect();
         let (count, width) = (sequences.len(), normed.columns());
         let layers = self.memory.layer_caches(&self.model);
-        // Two tensors of rows are enough for any number of passes. They take less memory than the logits
-        // of the drafts that the next step verifies, which the worst cases of a step contain.
+        // Two tensors of rows are enough for any number of passes. They take less memory than the
+        // logits of the drafts that the next step verifies. The worst cases of a step include those
+        // logits.
         let (mut hidden, mut next) = (scope.empty([count, width])?, scope.empty([count, width])?);
         let mut drafted = scope.empty_u32([(1 + passes) * count])?; // the first drafts, and those of each pass
         scope.gather_rows_into(normed, &scope.upload([count], &rows)?, &mut hidden)?;

@@ -60,8 +60,8 @@ impl<T> Drop for Answer<T> {
     }
 }
 
-/// The choice of a sequence's next token, and of the tokens after its drafts as far as the drafts
-/// are what the sampler chooses.
+/// The choice of a sequence's next token, and of the tokens after its drafts, up to the first draft
+/// that differs from the sampler's choice.
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub sampler: Arc<Sampler>,
@@ -85,7 +85,8 @@ pub enum Acceptance {
     /// The sampler has chosen the same token.
     #[default]
     Equal,
-    /// This probability, for measurements. An accepted draft replaces the sampled token in the reply.
+    /// A random decision with this probability, for measurements. An accepted draft replaces the
+    /// sampled token in the reply.
     Synthetic(f64),
 }
 
@@ -125,9 +126,10 @@ impl Choice {
         })
     }
 
-    /// The tokens to use of the tokens that were chosen in each row: up to the first that is not the
-    /// expected one. A token is drafted with certainty, so this is rejection sampling (Leviathan
-    /// et al., arXiv 2211.17192) without a residual: the sampler's own choice replaces the draft.
+    /// Takes the token chosen in each row, and returns the tokens that the reply uses: up to and
+    /// including the first that differs from its draft. A token is drafted with certainty, so this
+    /// is rejection sampling (Leviathan et al., arXiv 2211.17192) without a residual: the sampler's
+    /// own choice replaces the draft.
     pub(super) fn accepted<E>(&self, chosen: impl IntoIterator<Item = Result<Token, E>>) -> Vec<Result<Token, E>> {
         let mut drafts = self.drafts.iter();
         let (mut accepted, mut chosen) = (Vec::with_capacity(1), chosen.into_iter());
@@ -150,7 +152,8 @@ impl Choice {
     }
 }
 
-/// Decides with probability `rate`, and always the same for the same draft at the same position.
+/// Returns `true` with probability `rate`. The result is always the same for the same draft at the
+/// same position.
 fn is_accepted(position: u64, draft: u32, rate: f64) -> bool {
     // SplitMix64 (Steele et al. 2014).
     let mut bits = (position << 32 | u64::from(draft)).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -172,8 +175,8 @@ pub struct Stepped {
     pub scores: Vec<Option<LogProbabilities>>,
     /// Whether a captured graph ran the step.
     pub is_by_graph: bool,
-    /// Ratio of the busiest expert to the average expert since the last read, if the lane has read
-    /// the counters with this step.
+    /// Ratio of the tokens of the busiest expert to the average per expert since the last read, if
+    /// the lane has read the counters with this step.
     pub imbalance: Option<f64>,
 }
 
@@ -311,7 +314,7 @@ mod tests {
 
     #[test]
     fn tokens_count_up_to_the_first_that_was_not_drafted() {
-        let sampler = Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy"));
+        let sampler = Arc::new(Sampler::new(SamplingParams::default(), 100).expect("the parameters are valid"));
         let choice = Choice {
             sampler,
             position: 3,

@@ -142,10 +142,10 @@ impl Lane {
         }
     }
 
-    /// Waits until no step, encoder batch or copy of a serving actor is in flight, or the thread
-    /// has ended. A successor of a dead actor calls this, because jobs of its predecessor still use
-    /// memory. Captures and worst cases are not waited for: they run in order, no replaceable actor
-    /// submits them, and they touch no memory that such an actor has assigned.
+    /// Waits until no step, encoder batch or copy of a serving actor is in flight, or all threads
+    /// have ended. The successor of a dead actor calls this method, because jobs of its predecessor
+    /// still use memory. Captures and worst cases are not waited for: they run in order, no
+    /// replaceable actor submits them, and they touch no memory that such an actor has assigned.
     pub async fn idle(&self) {
         let mut under_way = self.under_way.subscribe();
         tokio::select! {

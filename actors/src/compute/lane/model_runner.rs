@@ -58,9 +58,9 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Returns the outcome of a job. If the job failed, this method waits for the device first,
-    /// because it is unknown which work of the job is still running. If the ranks are out of step
-    /// although no device is lost, this lane stops, because it cannot continue. A new lane can
-    /// replace it.
+    /// because it is unknown which work of the job is still running. If the ranks are
+    /// desynchronized although no device is lost, this lane stops, because it cannot continue. A
+    /// new lane can replace it.
     pub(super) fn past<T>(&self, outcome: Result<T, LaneError>) -> Result<T, LaneError> {
         outcome.map_err(|error| {
             self.wait_for_device();
@@ -81,8 +81,8 @@ impl<B: Backend> ModelRunner<B> {
         })
     }
 
-    /// Returns `true` if this rank is out of step with the other ranks and can no longer take part
-    /// in collectives.
+    /// Returns `true` if this rank has lost its synchronization with the other ranks and can no
+    /// longer take part in collectives.
     pub(super) fn is_desynchronized(&self) -> bool {
         self.is_desynchronized.get()
     }
@@ -107,8 +107,8 @@ impl<B: Backend> ModelRunner<B> {
         Err(KernelError::Device(DeviceError::Refused { asked, free, hint }).into())
     }
 
-    /// Runs `run`. If it panics, this waits for the device before the job is dropped, because
-    /// launched work still uses memory that the job holds.
+    /// Runs `run`. If it panics, this method waits for the device before the job is dropped,
+    /// because launched work still uses memory that the job holds.
     fn wait_on_panic<T>(&self, run: impl FnOnce() -> T) -> T {
         let past = WaitOnDrop(self);
         let given = run();

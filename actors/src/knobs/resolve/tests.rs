@@ -257,7 +257,7 @@ fn vllms_speculative_config_sets_drafts() {
     let all = json!({ "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2 });
     assert_eq!(config(all.clone()).map(drafts), Ok((Some(3), 2, 4)));
     assert_eq!(config(all.to_string().into()).map(drafts), Ok((Some(3), 2, 4)), "as typed on a command line");
-    assert_eq!(config(json!({ "method": "ngram" })).map(drafts), Ok((Some(4), 5, 5)), "vLLM looks 5 tokens up");
+    assert_eq!(config(json!({ "method": "ngram" })).map(drafts), Ok((Some(4), 5, 5)), "vLLM looks up 5 tokens");
     assert_eq!(config(json!({ "prompt_lookup_max": 3 })).map(drafts), Ok((None, 3, 3)), "one size sets both");
     let sglang = json!({ "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 2 });
     assert_eq!(read(sglang).map(drafts), Ok((Some(2), 5, 5)));

@@ -128,8 +128,8 @@ impl Hint for Missed {
 }
 
 impl Events {
-    /// Waits for the next event. Returns `None` once the runtime has ended. Cancelling
-    /// the wait loses nothing.
+    /// Waits for the next event. Returns `None` once the runtime has ended. Canceling the wait
+    /// loses nothing.
     ///
     /// # Errors
     /// [`Missed`], once for each time that the listener lagged too far. Later calls return later
@@ -183,7 +183,7 @@ mod tests {
             assert_eq!((recorded.number, recorded.event), (number, canary(number)));
         }
         assert_eq!(None, events.next().await);
-        assert_eq!(None, log.listen().next().await, "a listener that comes after the end gets no event");
+        assert_eq!(None, log.listen().next().await, "a listener created after the end gets no event");
         assert_eq!((1..=5).collect::<Vec<_>>(), log.recent().iter().map(|event| event.number).collect::<Vec<_>>());
     }
 

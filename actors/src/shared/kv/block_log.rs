@@ -17,9 +17,9 @@ const WAITING_MAX: usize = 1024;
 /// A whole block of keys and values in the prefix cache.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredBlock {
-    /// The block's name, which also covers everything before the block and the salt.
+    /// The hash of the block, of everything before the block in its sequence, and of the salt.
     pub key: PrefixKey,
-    /// The name of the block before this block. `None` for the first block of a sequence.
+    /// The key of the block before this block. `None` for the first block of a sequence.
     pub parent: Option<PrefixKey>,
     /// The index of the block's first token in its sequence.
     pub first_token: usize,
@@ -45,7 +45,7 @@ impl fmt::Debug for StoredBlock {
 pub enum BlockEvent {
     /// A block is in the cache now, on the device or in host memory.
     Stored(Arc<StoredBlock>),
-    /// The block with this name is neither on the device nor in host memory any more.
+    /// The block with this key is neither on the device nor in host memory any more.
     Removed(PrefixKey),
     /// The log is cleared. Events for all current blocks follow.
     Cleared,

@@ -91,7 +91,7 @@ pub struct Beginning {
     /// Whether the state at the end of the blocks is only in host memory.
     pub lacks_state: bool,
     /// Whether there are enough free blocks to fetch the missing blocks into.
-    pub has_room: bool,
+    pub fits: bool,
 }
 
 /// Copies of blocks and of states. They must run in this order and before any later step.
@@ -162,8 +162,8 @@ pub struct KvCore {
     /// Allocated blocks whose old content must be copied to the host before anything is written to
     /// the blocks, with the names of that content.
     leaving: Vec<(Name, u32)>,
-    /// Sequences whose blocks a copy is filling: the indices in the sequence, and the
-    /// names of the content.
+    /// For each sequence whose blocks a copy is filling, the indices of those blocks in the
+    /// sequence, and the names of their content.
     coming: BTreeMap<SequenceId, Vec<(usize, Name)>>,
     /// Events of named blocks since the last [`take_events`](Self::take_events).
     events: Vec<BlockEvent>,
@@ -231,8 +231,8 @@ impl KvCore {
         self.states.usage().slots > 0
     }
 
-    /// The slots for the state of a sequence in a planned step. `None` for a model without recurrent
-    /// states.
+    /// The slots for the state of a sequence in a planned step. `None` for a model without
+    /// recurrent states.
     pub fn plan_states(&mut self, sequence: SequenceId, step: &StateStep) -> Option<StateSlots> {
         self.states.plan_step(sequence, step)
     }
@@ -305,7 +305,7 @@ impl KvCore {
         }
         if is_new {
             let resumes_from = shared.checked_sub(1).map(|last| &demand.prefix[last]);
-            if !self.states.has_room(resumes_from) {
+            if !self.states.has_slot_for(resumes_from) {
                 return Err(1);
             }
             let cached = self.cached_run(&demand.prefix);
@@ -337,8 +337,8 @@ impl KvCore {
         self.check();
     }
 
-    /// Gives back the blocks of a sequence after its first `tokens` tokens, to which a step wrote keys
-    /// and values of rejected drafts. No step that runs now may include the sequence.
+    /// Gives back the blocks after a sequence's first `tokens` tokens, which hold keys and values
+    /// of rejected drafts. No step that runs now may include the sequence.
     pub fn truncate(&mut self, sequence: SequenceId, tokens: usize) {
         let Some(mut tables) = self.tables.remove(&sequence) else { return };
         for table in &mut tables {
@@ -391,7 +391,8 @@ impl KvCore {
         }
     }
 
-    /// Adds [`BlockEvent::Removed`] for each of these names that no sequence would find any more.
+    /// Adds [`BlockEvent::Removed`] for each of these names whose content is neither on the device
+    /// nor in host memory, and is not being copied between them.
     fn push_lost(&mut self, names: impl IntoIterator<Item = Name>) {
         if !self.has_host() {
             return;
@@ -415,9 +416,9 @@ impl KvCore {
         }
     }
 
-    /// Events speak only of the blocks of the first group, and only if it has full attention. A
-    /// window lets go of the first blocks of a long prompt before they are named, so later blocks
-    /// would have a parent that no event has announced.
+    /// Events are reported only for blocks of the first group, and only if that group has full
+    /// attention. In a group with a window, the first blocks of a long prompt are released before
+    /// they are named, so later blocks would have a parent that no event has announced.
     fn has_events(&self) -> bool {
         self.groups.full() > 0
     }
@@ -428,7 +429,7 @@ impl KvCore {
     }
 
     /// Returns the events of named blocks of the first cache group since the last call, in order. A
-    /// block is reported as removed when no sequence would find it, on the device or in host memory. A block
+    /// block is reported as removed when it is neither on the device nor in host memory. A block
     /// may be reported as stored more than once.
     pub fn take_events(&mut self) -> Vec<BlockEvent> {
         std::mem::take(&mut self.events)
@@ -476,8 +477,8 @@ impl KvCore {
 
     /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
     /// other sequences may share them. If another block already has a name, sequences keep sharing
-    /// that other block. Unknown sequences and blocks that were let go are ignored. Returns the
-    /// indices of the blocks that were named in the first cache group, if it has events.
+    /// that other block. Unknown sequences and blocks that were released are ignored. Returns the
+    /// indices of the blocks that were named in the first cache group, if its blocks are reported.
     pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
         let Some(tables) = self.tables.get(&sequence) else { return Vec::new() };
         let (mut named, has_events) = (Vec::new(), self.has_events());
@@ -588,7 +589,7 @@ impl KvCore {
             return;
         }
         let held = self.pool.iter().filter(|block| block.references > 0).count();
-        assert_eq!(held + self.free_blocks(), self.pool.len(), "blocks were lost or doubled");
+        assert_eq!(held + self.free_blocks(), self.pool.len(), "blocks were lost or counted twice");
         let full = self.pool.iter().filter(|block| block.has_full_attention(&self.groups));
         let shared = full.map(|block| block.references.saturating_sub(1) as usize).sum::<usize>();
         assert_eq!(self.shared, shared, "shared blocks were miscounted");

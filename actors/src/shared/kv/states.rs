@@ -52,11 +52,12 @@ pub struct StateUse {
 /// The part of a sequence with a recurrent state that a step runs.
 #[derive(Clone, Debug)]
 pub struct StateStep {
-    /// The known tokens that the step runs. The state has seen the tokens before them.
+    /// The known tokens that the step runs. The state already includes the tokens before
+    /// them.
     pub tokens: Range<usize>,
     /// Number of known tokens of the sequence.
     pub known: usize,
-    /// Whether the sequence has produced tokens and all but the last of them were run before.
+    /// Whether the sequence has produced tokens, and earlier steps ran all of them except the last.
     pub is_decoding: bool,
     /// Whether drafts follow `tokens`.
     pub verifies: bool,
@@ -114,7 +115,8 @@ struct PendingSnapshot {
 struct Snapshot {
     slot: u32,
     used: u64,
-    /// The sequence whose reply the snapshot is within, until a sequence resumes from it.
+    /// The sequence whose reply contains the snapshot, if the snapshot was taken within a reply and
+    /// no sequence has resumed from it.
     of_reply: Option<SequenceId>,
 }
 
@@ -166,7 +168,7 @@ impl StatePool {
     }
 
     /// Whether a new sequence can get a slot.
-    pub fn has_room(&self, resumes_from: Option<&PrefixKey>) -> bool {
+    pub fn has_slot_for(&self, resumes_from: Option<&PrefixKey>) -> bool {
         !self.is_there()
             || !self.free.is_empty()
             || self.victim(None).is_some()
@@ -178,7 +180,7 @@ impl StatePool {
     /// blocks. The first `cached` blocks of the sequence are in the KV cache.
     ///
     /// # Panics
-    /// If there is no [room](Self::has_room), or if the sequence has a slot already.
+    /// If no slot is [available](Self::has_slot_for), or if the sequence has a slot already.
     pub fn begin(&mut self, sequence: SequenceId, resumes_from: Option<&PrefixKey>, resumed: usize, cached: usize) {
         if !self.is_there() {
             return;
@@ -193,7 +195,7 @@ impl StatePool {
             self.evict(&key);
             self.free.pop_first()
         });
-        let slot = slot.expect("there is room for the state");
+        let slot = slot.expect("there is a slot for the state");
         let junction = snapshot_before(cached * BLOCK_TOKENS);
         let junction = (junction > resumed * BLOCK_TOKENS).then_some(junction);
         let began_with = resumes_from.copied();
@@ -204,7 +206,7 @@ impl StatePool {
     }
 
     /// Whether [`begin_from_host`](Self::begin_from_host) would find a slot.
-    pub fn has_room_for_copy(&self) -> bool {
+    pub fn has_slot_for_copy(&self) -> bool {
         self.free.iter().any(|slot| !self.is_read(*slot)) || self.victim_for_copy().is_some()
     }
 
@@ -213,12 +215,12 @@ impl StatePool {
     /// may run the sequence before the copy has [ended](Self::fetched).
     ///
     /// # Panics
-    /// If there is no [room](Self::has_room_for_copy), if the sequence has a slot already, or if the
-    /// snapshot is not in host memory.
+    /// If no slot is [available](Self::has_slot_for_copy), if the sequence has a slot already, or
+    /// if the snapshot is not in host memory.
     pub fn begin_from_host(&mut self, sequence: SequenceId, key: &PrefixKey, resumed: usize) -> BlockCopy {
         self.clock += 1;
         let from = self.host.fetch(key, self.clock).expect("the snapshot is in host memory")[0];
-        let slot = self.take_for_copy().expect("there is room for the state");
+        let slot = self.take_for_copy().expect("there is a slot for the state");
         // If there is a second slot, the snapshot stays on the device, so that other sequences can
         // resume from it. Each of the other sequences that may run must still find a slot.
         let held = self.live.values().map(|live| 1 + live.pending.len()).sum::<usize>() + 2;
@@ -268,10 +270,10 @@ impl StatePool {
     }
 
     /// The slots for a planned step. The step takes a snapshot at the junction (the end of a prefix
-    /// whose blocks are cached but that has no snapshot) and before the last known token, if there are
-    /// slots. A decoding step takes a snapshot every [`SNAPSHOT_TOKENS`]
-    /// tokens, for the next turn of the conversation, if replies may take a slot. A step that verifies
-    /// drafts leaves the state before them, because it is not known yet which of them are accepted.
+    /// whose blocks are cached but that has no snapshot) and before the last known token, if there
+    /// are slots. A decoding step takes a snapshot every [`SNAPSHOT_TOKENS`] tokens, for the next
+    /// turn of the conversation, if replies may take a slot. A step that verifies drafts leaves the
+    /// state as it is before the drafts, because it is not known yet which drafts are accepted.
     /// Returns `None` for a model without recurrent states.
     pub fn plan_step(&mut self, sequence: SequenceId, step: &StateStep) -> Option<StateSlots> {
         let live = self.live.get(&sequence)?;
@@ -346,8 +348,9 @@ impl StatePool {
         self.check();
     }
 
-    /// Drops the snapshot at the end of a block whose content is lost, because nothing can resume
-    /// there any more. No sequence is about to begin with it, because such a sequence holds the block.
+    /// Drops the snapshot at the end of a block whose content is lost, because no sequence can
+    /// resume there any more. No sequence is about to begin with the snapshot, because such a
+    /// sequence would hold the block.
     pub fn forget(&mut self, key: &PrefixKey) {
         self.evict(key);
         self.leaving.retain(|(leaving, _)| leaving != key);
@@ -415,8 +418,8 @@ impl StatePool {
         self.free.pop_first()
     }
 
-    /// A slot for a copy from the host: like [`take`](Self::take), but none that a launched step
-    /// reads.
+    /// A slot for a copy from the host. Like [`take`](Self::take), but never returns a slot that a
+    /// launched step reads.
     fn take_for_copy(&mut self) -> Option<u32> {
         let free = self.free.iter().find(|slot| !self.is_read(**slot)).copied();
         let slot = match free {
@@ -468,7 +471,7 @@ impl StatePool {
             self.live.values().flat_map(|live| live.pending.iter().map(|pending| pending.slot).chain([live.slot]));
         let all: Vec<u32> = of_live.chain(self.snapshots.values().map(|it| it.slot)).chain(self.free.clone()).collect();
         let distinct: BTreeSet<u32> = all.iter().copied().collect();
-        assert!(all.len() == self.slots && distinct.len() == all.len(), "state slots were lost or doubled: {self:?}");
+        assert!(all.len() == self.slots && distinct.len() == all.len(), "slots were lost or counted twice: {self:?}");
     }
 }
 
@@ -478,7 +481,8 @@ mod tests {
 
     use super::*;
 
-    /// Keys of the blocks of a sequence of `tokens` tokens whose first 64 tokens all sequences have.
+    /// Keys of the blocks of a sequence of `tokens` tokens. All sequences have the same first 64
+    /// tokens.
     fn keys(name: u32, tokens: usize) -> Vec<PrefixKey> {
         let ids: Vec<u32> = (0..tokens).map(|at| if at < SNAPSHOT_TOKENS { 0 } else { name }).collect();
         let mut keys = PrefixKeys::default();
@@ -494,8 +498,8 @@ mod tests {
             let ids = || (1..=replies as u64).map(SequenceId);
             let system = keys(0, SNAPSHOT_TOKENS)[SNAPSHOT_TOKENS / BLOCK_TOKENS - 1];
             let blocks = SNAPSHOT_TOKENS / BLOCK_TOKENS;
-            // A first prompt leaves the snapshot at the end of the system prompt, and all replies resume
-            // from it.
+            // A first prompt leaves the snapshot at the end of the system prompt, and all replies
+            // resume from it.
             let first = SequenceId(0);
             states.begin(first, None, 0, 0);
             let step = |first, end| StateStep { tokens: first..end, known: end, is_decoding: false, verifies: false };
@@ -504,7 +508,8 @@ mod tests {
             states.release(first);
             ids().for_each(|id| states.begin(id, Some(&system), blocks, blocks));
             ids().for_each(|id| states.launched(id));
-            // Each prompt has a snapshot at its end, which was used after the system prompt.
+            // Each prompt has a snapshot at its end, which was used more recently than the snapshot
+            // of the system prompt.
             let prompt = 2 * SNAPSHOT_TOKENS + 1;
             ids().for_each(|id| _ = states.plan_step(id, &step(SNAPSHOT_TOKENS, prompt)));
             ids().for_each(|id| states.name(id, prompt, &keys(id.0 as u32, prompt)));

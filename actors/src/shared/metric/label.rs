@@ -197,8 +197,8 @@ impl LabelValue for HttpStatus {
     }
 }
 
-/// The index of a drafted token among the drafts of a step. Series of the first eight positions start
-/// at 0. Larger limits of `draft_tokens` add more.
+/// The index of a drafted token among the drafts of a step. Series of the first eight positions
+/// start at 0. A larger limit `draft_tokens` adds more series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftPosition(pub usize);
 
@@ -238,8 +238,8 @@ given! {
     Architecture = "architecture";
     /// The element type that a model computes in.
     Dtype = "dtype";
-    /// The format in which a model's weights are rounded, by Bursar or in the checkpoint.
-    /// `none` if they are not rounded.
+    /// The format to which a model's weights are quantized, by Bursar or in the checkpoint.
+    /// `none` if the weights are not quantized.
     Quantization = "quantization";
     /// The element type of the KV cache.
     KvCacheDtype = "kv_cache_dtype";
@@ -363,7 +363,7 @@ words! { "reason":
         /// The model had no request for `sleep_after`.
         Idle = "idle",
         /// Another model needed the memory.
-        MakeRoom = "room",
+        FreeMemory = "room",
     }
 }
 

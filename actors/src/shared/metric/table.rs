@@ -136,7 +136,7 @@ table! {
     ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are in the cache, or being computed.";
     PICTURES_FOUND_COMPUTED_TOTAL: Counter<Label> = "bursar_pictures_found_computed_total", "Pictures that were neither decoded nor encoded, because the prefix cache held their tokens.";
     PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence had to request its pictures again, because it lost their blocks or no longer found them in the prefix cache.";
-    EXPERT_IMBALANCE: Gauge<Label> = "bursar_expert_imbalance", "Load of the busiest expert divided by the average load, in the most uneven layer, during the last second of steps. 0 before that, and for models without experts.";
+    EXPERT_IMBALANCE: Gauge<Label> = "bursar_expert_imbalance", "Load of the busiest expert divided by the average load, in the most uneven layer, during the last second of steps. 0 before the first such second, and for models without experts.";
     PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It must be 0.";
     PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts to start a model, by outcome.";
     PROFILE_SECONDS: Gauge<Label> = "bursar_profile_seconds", "Duration of the last successful attempt, including loading.";

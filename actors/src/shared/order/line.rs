@@ -164,10 +164,10 @@ mod tests {
         #[test]
         fn no_entry_is_overtaken_more_often_than_the_bound(
             ranks in proptest::collection::vec((-2i32..3, 0usize..3, any::<bool>(), 1usize..9), 1..80),
-            room in proptest::collection::vec(0usize..9, 1..9),
+            capacities in proptest::collection::vec(0usize..9, 1..9),
         ) {
-            // An entry fits if `room` is at least its size. `room` cycles through the given values,
-            // and in every 50th iteration any entry fits.
+            // An entry fits if `capacity` is at least its size. `capacity` cycles through the given
+            // values, and in every 50th iteration any entry fits.
             let mut line = Line::new(TenantWeights::default());
             for (id, (priority, tenant, had_turn, size)) in ranks.iter().enumerate() {
                 line.join(id, rank(*priority, ["a", "b", "c"][*tenant], *had_turn), *size, []);
@@ -179,9 +179,9 @@ mod tests {
                 if first != oldest {
                     (oldest, passed) = (first, 0);
                 }
-                let room = if moment % 50 == 0 { 9 } else { room[moment % room.len()] };
+                let capacity = if moment % 50 == 0 { 9 } else { capacities[moment % capacities.len()] };
                 let order = line.order();
-                let fitting = order.iter().copied().find(|id| line[*id] <= room);
+                let fitting = order.iter().copied().find(|id| line[*id] <= capacity);
                 let served = fitting.filter(|id| *id == order[0] || line.may_be_passed(order[0]));
                 if let Some(id) = served {
                     if id != order[0] {

@@ -15,7 +15,8 @@ pub struct StepCosts {
     per_sequence: f64,
     per_context_token: f64,
     per_pair: f64,
-    /// Points of the time that prompt tokens add, without pairs: tokens and µs, both ascending.
+    /// Points of the curve of the time that prompt tokens add, excluding the time per pair: tokens
+    /// and µs, both ascending.
     prompts: Vec<(f64, f64)>,
     /// Correction factors, learned from steps that have prompts and decoding sequences. Factor 0
     /// applies while no pictures are encoded on the same GPU, and factor 1 while pictures are

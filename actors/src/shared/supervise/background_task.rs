@@ -40,8 +40,9 @@ impl Drop for BackgroundTask {
     }
 }
 
-/// The latest task of a kind. A new task ends and replaces the task before it, which may have
-/// reported already, or reports that it was ended. The number in a report identifies its task.
+/// The latest task of a kind. A new task aborts and replaces the previous task. The previous task
+/// either has reported already, or reports that it was aborted. The number in a report identifies
+/// the task.
 #[derive(Debug, Default)]
 pub struct Latest {
     begun: u64,
@@ -150,7 +151,7 @@ mod tests {
         let first = messages.recv().await.expect("the outcome is reported");
         latest.begin(&actor, std::future::pending(), |number, outcome: Result<u8, _>| (number, outcome));
         assert!(!latest.reported(first.0) && latest.is_under_way(), "the second task is still running");
-        // The third task ends the second task, which reports that it was ended.
+        // The third task aborts the second task, which reports that it was aborted.
         let (go, started) = oneshot::channel();
         latest
             .begin(&actor, async { started.await.expect("the message arrives") }, |number, outcome| (number, outcome));

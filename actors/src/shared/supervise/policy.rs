@@ -51,7 +51,7 @@ impl Default for Intensity {
 }
 
 /// The longest wait, unless `back_off` itself is longer. This limit is short because requests wait
-/// too.
+/// for the restart too.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// A supervisor's decision after a death.

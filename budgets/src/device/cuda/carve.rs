@@ -55,7 +55,7 @@ impl CudaDevice {
         let there = start.offset(offset);
         let carved = self.copy_aside(aside, there, kept).and_then(|copies| {
             self.unmap(there, piece).inspect_err(|_| self.unmap_all(aside, &copies))?;
-            // From here on, a failure leaves a hole in memory that is in use.
+            // From here on, a failure leaves part of the memory that is in use unmapped.
             reservation.pieces.remove(&offset);
             let released = self.release(piece);
             self.move_home(aside, start, offset, &copies, reservation)?;

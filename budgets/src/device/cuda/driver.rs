@@ -235,7 +235,7 @@ mod tests {
         started(CUresult::CUDA_SUCCESS, String::new).expect("the driver starts");
         assert!(matches!(error_of(CUresult::CUDA_ERROR_NO_DEVICE), DeviceError::NoDevice { .. }));
         let mismatch = error_of(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
-        assert!(matches!(mismatch, DeviceError::Unusable { .. }), "a mismatch selects no host memory: {mismatch}");
+        assert!(matches!(mismatch, DeviceError::Unusable { .. }), "a mismatch does not count as no device: {mismatch}");
         assert!(mismatch.hint().expect("the error has a hint").contains("nvidia-smi"));
     }
 

@@ -16,7 +16,7 @@ const RELEASE_BYTES: usize = 80;
 
 /// The result of a call whose buffer is too small for all processes:
 /// `NVML_ERROR_INSUFFICIENT_SIZE`.
-const TOO_LITTLE_ROOM: c_int = 7;
+const INSUFFICIENT_SIZE: c_int = 7;
 
 /// The byte count of a process whose memory the library cannot determine:
 /// `NVML_VALUE_NOT_AVAILABLE`.
@@ -100,11 +100,11 @@ impl Nvml {
 
     /// The processes with a compute context on the device.
     fn processes(&self) -> Option<Vec<Process>> {
-        let mut room = 16;
+        let mut capacity = 16;
         // More processes may start between two calls, but not many times in a row.
         for _ in 0..4 {
-            let mut found = vec![Process::default(); room];
-            let mut count = room as c_uint;
+            let mut found = vec![Process::default(); capacity];
+            let mut count = capacity as c_uint;
             // SAFETY: this function type is stable, the handle is valid, and the call writes
             // at most `count` entries.
             let status = unsafe {
@@ -116,7 +116,7 @@ impl Nvml {
                     found.truncate(count as usize);
                     return Some(found);
                 }
-                TOO_LITTLE_ROOM => room = 2 * room.max(count as usize),
+                INSUFFICIENT_SIZE => capacity = 2 * capacity.max(count as usize),
                 _ => return None,
             }
         }

@@ -6,7 +6,7 @@
 
 use crate::Bytes;
 
-/// The size of most pieces. A whole H200 has 9,000 of them.
+/// The size of most pieces. The memory of an H200 takes about 9,000 pieces of this size.
 pub(super) const LARGE: Bytes = Bytes(16 << 20);
 
 /// Cuts the range from `start` to `end`, which are offsets from the start of a reservation in whole

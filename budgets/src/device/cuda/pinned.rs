@@ -7,9 +7,9 @@ use cudarc::driver::sys;
 use super::{context::Stream, driver::check, gpu::CudaDevice, large_pages::LargePages};
 use crate::{Address, Bytes, DeviceError};
 
-/// Page-locked host memory, valid in every context of the process. Dropping it frees the
-/// memory. An owner that has given the address to the device must keep this value until the
-/// device is past those copies.
+/// Page-locked host memory, valid in every context of the process. Dropping it frees the memory. An
+/// owner that has given the address to the device must keep this value until the device has
+/// finished all copies that use the address.
 ///
 /// The memory is uninitialized. It is not leased: an engine takes a fixed amount when it starts.
 pub struct Pinned {
@@ -126,7 +126,7 @@ impl Pinned {
     }
 
     /// Length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "there is no pinned memory of nothing")]
+    #[expect(clippy::len_without_is_empty, reason = "the length is never 0")]
     pub fn len(&self) -> usize {
         self.len
     }

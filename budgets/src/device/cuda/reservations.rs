@@ -140,8 +140,8 @@ impl CudaDevice {
         outcome
     }
 
-    /// Frees the memory between two offsets. After an error, the reservation has the pieces that are
-    /// still mapped.
+    /// Frees the memory between two offsets. After an error, the reservation still lists the pieces
+    /// that are mapped.
     fn unmap_range(
         &self,
         start: Address,
@@ -153,8 +153,9 @@ impl CudaDevice {
         for end in [from, to] {
             let over = reservation.pieces.range(..end).next_back().map(|(offset, piece)| (*offset, *piece));
             if let Some((offset, piece)) = over.filter(|(offset, piece)| *offset + piece.bytes > end) {
-                // Copy only the part before the range, unless the piece also extends past the
-                // end of the range.
+                // If the piece ends inside the range, copy only the part before the range. If the
+                // piece ends after the range, copy all of it, because its part after the range
+                // stays backed.
                 let kept = if offset + piece.bytes <= to { end - offset } else { piece.bytes };
                 self.carve(start, reservation, (offset, piece), kept)?;
             }

@@ -50,8 +50,8 @@ pub enum Asked {
     Result { call: Value, text: String, pictures: Vec<ReplayPicture> },
 }
 
-/// A run of random tokens. Pieces with the same seed have the same tokens in all requests. A seed
-/// of 0 gives new tokens each time.
+/// A sequence of random tokens. Pieces with the same seed have the same tokens in all requests. A
+/// seed of 0 gives new tokens each time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub seed: u64,
@@ -126,11 +126,11 @@ impl Arrivals {
         for turn in self.callers.iter_mut().flat_map(|caller| &mut caller.turns) {
             let Asked::Tokens(pieces) = &mut turn.asked else { continue };
             let most = context_tokens.saturating_sub(turn.reply).max(1);
-            let mut room = most;
+            let mut left = most;
             let before: usize = pieces.iter().map(|piece| piece.tokens).sum();
             pieces.retain_mut(|piece| {
-                piece.tokens = piece.tokens.min(room);
-                room -= piece.tokens;
+                piece.tokens = piece.tokens.min(left);
+                left -= piece.tokens;
                 piece.tokens > 0
             });
             cut += usize::from(before > most);
@@ -168,7 +168,7 @@ mod tests {
         let rate = spread.rate().expect("the trace has arrival times");
         assert!((7.9..8.4).contains(&rate) && spread.name == "a batch at 8/s", "{rate}");
         let at = |arrivals: Arrivals| arrivals.callers.iter().map(|caller| caller.at).collect::<Vec<_>>();
-        assert!(at(spread.clone()).is_sorted() && at(spread) == at(arrivals.at_rate(8.0, 7)), "one seed, one order");
+        assert!(at(spread.clone()).is_sorted() && at(spread) == at(arrivals.at_rate(8.0, 7)), "same seed, same times");
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl FromStr for Objective {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut objective = Objective::default();
         for part in text.split(',') {
-            let (name, bound) = part.split_once('=').ok_or_else(|| format!("`{part}` has no bound, as in ttft=2s"))?;
+            let (name, bound) = part.split_once('=').ok_or_else(|| format!("`{part}` has no bound; e.g. ttft=2s"))?;
             let place = match name.trim() {
                 "ttft" => &mut objective.ttft,
                 "interval" => &mut objective.interval,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Requests per second for a trace without a rate.
+/// Requests per second of synthetic requests if --rate is not given.
 const RATE: f64 = 4.0;
 
 /// Flags of a replay.
@@ -31,14 +31,14 @@ pub struct ReplayOptions {
     /// down to the rate. A trace without times gets random arrival times.
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = rate)]
     rate: Vec<f64>,
-    /// How long new requests arrive, in seconds. Used with --synthetic.
+    /// Time in seconds during which new requests arrive. Used with --synthetic.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = rate)]
     seconds: f64,
-    /// Folder with the pictures of a trace. Without it, pictures of a trace with
-    /// several runs are drawn.
+    /// Folder with the pictures of a trace. Without it, pictures of a trace with several runs are
+    /// generated from the seed.
     #[arg(long, value_name = "FOLDER", requires = "trace")]
     pictures_in: Option<PathBuf>,
-    /// Side of drawn pictures, in pixels. Default 1036, or 224 with --quick.
+    /// Side of generated pictures, in pixels. Default 1036, or 224 with --quick.
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(28..=8192))]
     picture_side: Option<u32>,
     /// Latency limits for a request to count as good: ttft (time to the first token), interval (p99

@@ -256,7 +256,7 @@ mod tests {
         };
         let lengths: Vec<usize> = pieces(0).iter().map(|piece| piece.tokens).collect();
         assert_eq!(lengths, [512, 512, 76]);
-        assert_eq!(pieces(0)[0], pieces(1)[0], "both texts begin alike");
+        assert_eq!(pieces(0)[0], pieces(1)[0], "equal hash ids give equal pieces");
         assert_ne!(pieces(0)[1].seed, pieces(1)[1].seed);
         assert_eq!((run.callers[1].at, run.callers[2].turns[0].reply), (Duration::from_millis(1500), 1));
     }

@@ -17,12 +17,12 @@ pub enum Synthetic {
     Chat,
     /// A picture in each conversation, and one to three questions about it.
     Images,
-    /// Single requests: 60 % text of a lognormal length around 600 tokens with replies around 150,
-    /// 40 % a picture with replies around 100.
+    /// Single requests. 60 % have a text prompt with a lognormal length around 600 tokens and a
+    /// reply of around 150 tokens. 40 % have a picture and a reply of around 100 tokens.
     Mixed,
-    /// Programs that call tools four to ten times: long system prompts that some of them share,
-    /// results of around 400 words, every third a picture that stays in the history, and replies
-    /// of around 60 tokens.
+    /// Programs that call tools four to ten times. Each has one of four long system prompts. Tool
+    /// results have around 400 words, and every third result has a picture that stays in the
+    /// history. Replies have around 60 tokens.
     Agents,
 }
 
@@ -238,6 +238,6 @@ mod tests {
             assert_eq!(shown, (caller.turns.len() - 1) / 3);
         }
         let systems: std::collections::BTreeSet<_> = arrivals.callers.iter().map(|caller| &caller.system).collect();
-        assert_eq!(systems.len(), AGENTS as usize, "some agents share a system prompt");
+        assert_eq!(systems.len(), AGENTS as usize, "callers of one program share its system prompt");
     }
 }

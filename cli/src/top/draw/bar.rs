@@ -118,11 +118,11 @@ fn meeting(part: MemoryPart, next: MemoryPart, eighths: u64, colors: Colors) -> 
 fn shares(sizes: &[u64], units: u64, least: u64) -> Vec<u64> {
     let mut order: Vec<_> = (0..sizes.len()).filter(|place| sizes[*place] > 0).collect();
     order.sort_by_key(|place| (sizes[*place], *place));
-    let room = usize::try_from(units / least.max(1)).unwrap_or(usize::MAX);
+    let shown_max = usize::try_from(units / least.max(1)).unwrap_or(usize::MAX);
     let mut shares = vec![0; sizes.len()];
     let mut left = units;
     let mut sum: u128 = 0;
-    let shown = &order[order.len().saturating_sub(room)..];
+    let shown = &order[order.len().saturating_sub(shown_max)..];
     for place in shown {
         sum += u128::from(sizes[*place]);
     }

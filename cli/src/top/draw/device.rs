@@ -33,7 +33,7 @@ pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colors:
     lines.extend(usual.into_iter().map(|text| Line::styled(text, colors.faint())));
     let (free, total) = (device.free(), device.total);
     let share = words::percent(free.0 as f64 / total.0.max(1) as f64);
-    // Omit the share if there is little room: the reader can derive it.
+    // Omit the share if the bar is narrow: the reader can derive it.
     let right =
         if width < NARROW { format!("{free} of {total} free") } else { format!("{free} of {total} free, {share}") };
     Panel::titled(&device.name, &right, width, colors, lines)

@@ -24,8 +24,8 @@ pub fn panel(view: &View, now: f64, width: u16, fit: Fit, colors: Colors) -> Pan
                 Weight::Bad => colors.bad(),
             };
             let age = if event.at.is_nan() { String::new() } else { words::age(now - event.at) };
-            let (title, room) = (words::cut(&event.title(), 15), usize::from(width).saturating_sub(25));
-            let rows = fit.lines(&event.text, room).into_iter().enumerate();
+            let (title, columns) = (words::cut(&event.title(), 15), usize::from(width).saturating_sub(25));
+            let rows = fit.lines(&event.text, columns).into_iter().enumerate();
             let line = move |(place, rows): (usize, String)| {
                 let (age, title) = if place == 0 { (&*age, &*title) } else { ("", "") };
                 Line::from(vec![

@@ -31,9 +31,9 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     // In two columns, lines are cut. In the full view, where no line is cut,
     // the columns are stacked.
     let is_wide = fit == Fit::Cut && width >= WIDE;
-    let room = if is_wide { width.saturating_sub(QUANTILES) } else { width };
+    let left_width = if is_wide { width.saturating_sub(QUANTILES) } else { width };
     let styled = |about: &str, text: &str, style: Style| {
-        let lines = fit.lines(text, usize::from(room).saturating_sub(ABOUT + 2)).into_iter().enumerate();
+        let lines = fit.lines(text, usize::from(left_width).saturating_sub(ABOUT + 2)).into_iter().enumerate();
         let about = about.to_owned();
         let line = move |(place, text)| {
             let about = if place == 0 { &*about } else { "" };
@@ -42,14 +42,14 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
         lines.map(line).collect::<Vec<_>>()
     };
     let about = |about: &str, text: String| styled(about, &text, Style::new());
-    let mut lines = actors(model, room, fit, colors);
+    let mut lines = actors(model, left_width, fit, colors);
     let trouble = trouble(model);
     if !trouble.is_empty() {
         lines.extend(styled("trouble", &trouble.join(", "), colors.notable()));
     }
     lines.extend(about("tokens/s", speed(&model.speed)));
     if let Some(trail) = trail {
-        let columns = usize::from(room).saturating_sub(ABOUT + 3).min(SPARKS);
+        let columns = usize::from(left_width).saturating_sub(ABOUT + 3).min(SPARKS);
         for (name, rates) in [("out", &trail.generated), ("in", &trail.prompt)] {
             // A single value does not show a trend.
             if rates.len() > 1 {
@@ -71,7 +71,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     lines.extend(about("sizing", sizing(model)));
     let quantiles = quantiles(&model.latencies, colors);
     let lines = match is_wide {
-        true => join_columns(lines, quantiles, room),
+        true => join_columns(lines, quantiles, left_width),
         // Place the quantiles after the lines that users read first, and before the rest.
         false => {
             let rest = lines.split_off(first);
@@ -81,7 +81,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     Panel::titled(&model.name, model.state.word(), width, colors, lines)
 }
 
-fn actors(model: &ModelView, room: u16, fit: Fit, colors: Colors) -> Vec<Line<'static>> {
+fn actors(model: &ModelView, width: u16, fit: Fit, colors: Colors) -> Vec<Line<'static>> {
     let begin = |about: &str| Line::from(Span::styled(format!(" {about:<0$}", ABOUT - 1), colors.faint()));
     // Before the model serves, a stopped actor is not a problem.
     let is_serving = !matches!(model.state, ModelState::Sizing | ModelState::Starting);
@@ -89,7 +89,7 @@ fn actors(model: &ModelView, room: u16, fit: Fit, colors: Colors) -> Vec<Line<'s
     for actor in &model.actors {
         let words = words::actor_words(actor, is_serving, colors);
         let last = lines.last().map_or(0, Line::width);
-        if fit == Fit::Fold && last + words.iter().map(Span::width).sum::<usize>() > room.into() {
+        if fit == Fit::Fold && last + words.iter().map(Span::width).sum::<usize>() > width.into() {
             lines.push(begin(""));
         }
         lines.last_mut().expect("a panel has a line").extend(words);

@@ -5,7 +5,7 @@ use ratatui::text::{Line, Span};
 use super::words;
 use crate::top::palette::Colors;
 
-/// The treatment of a text that is longer than its line.
+/// How a text that is longer than its line is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
     /// The text is cut and ends in an ellipsis.
@@ -29,7 +29,7 @@ impl Fit {
 pub struct Panel {
     pub lines: Vec<Line<'static>>,
     /// Index of a line that must be visible if the panel has at least two rows. The first line is
-    /// always visible. The lines between them are shown as far as they fit.
+    /// always visible. Lines between the first line and this line are shown as far as they fit.
     pub seen: Option<usize>,
 }
 
@@ -88,19 +88,19 @@ pub fn cut(line: Line<'static>, width: u16) -> Line<'static> {
     ends(line.spans, Span::raw(""), width).style(style)
 }
 
-/// Returns a line with text at both ends. If both do not fit, the left text is cut.
+/// Returns a line with text at both ends. If the two texts do not fit, the left text is cut.
 pub fn ends(left: Vec<Span<'static>>, right: Span<'static>, width: u16) -> Line<'static> {
     let width = usize::from(width);
-    let mut room = width.saturating_sub(right.width());
+    let mut free_columns = width.saturating_sub(right.width());
     let mut spans = Vec::new();
     for span in left {
-        let taken = span.width().min(room);
+        let taken = span.width().min(free_columns);
         if taken > 0 {
-            spans.push(Span::styled(words::cut(&span.content, room), span.style));
+            spans.push(Span::styled(words::cut(&span.content, free_columns), span.style));
         }
-        room -= taken;
+        free_columns -= taken;
     }
-    spans.push(Span::raw(" ".repeat(room)));
+    spans.push(Span::raw(" ".repeat(free_columns)));
     spans.push(right);
     Line::from(spans)
 }

@@ -41,18 +41,18 @@ const NAME: (usize, usize) = (8, 40);
 
 /// Returns the table. The chosen model is marked.
 pub fn panel(view: &View, chosen: Option<usize>, width: u16, colors: Colors) -> Panel {
-    let mut room = usize::from(width).saturating_sub(NAME.0 + 1);
+    let mut free_columns = usize::from(width).saturating_sub(NAME.0 + 1);
     let mut is_kept = [false; COLUMNS.len()];
     for place in KEPT {
-        is_kept[place] = COLUMNS[place].width <= room;
+        is_kept[place] = COLUMNS[place].width <= free_columns;
         if !is_kept[place] {
             break;
         }
-        room -= COLUMNS[place].width;
+        free_columns -= COLUMNS[place].width;
     }
     let columns: Vec<_> =
         COLUMNS.iter().zip(is_kept).filter_map(|(column, is_kept)| is_kept.then_some(column)).collect();
-    let name = (NAME.0 + room).min(NAME.1);
+    let name = (NAME.0 + free_columns).min(NAME.1);
     let mut titles = format!("{:─<1$}", "─ model ", name + 1);
     for column in &columns {
         let fill = column.width - column.title.len() - 1;

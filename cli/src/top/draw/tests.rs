@@ -196,9 +196,9 @@ fn the_smallest_screen_shows_the_bar_problems_and_chosen_model() {
 fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
     assert!(session.press(key), "the session goes on");
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");
-    let mut room = session.room;
-    terminal.draw(|frame| room = draw(frame, session, at(5), Colors::None)).expect("it is drawn");
-    session.room = room;
+    let mut viewport = session.viewport;
+    terminal.draw(|frame| viewport = draw(frame, session, at(5), Colors::None)).expect("it is drawn");
+    session.viewport = viewport;
     let buffer = terminal.backend().buffer();
     let rows = buffer.content.chunks(size.0.into());
     rows.map(|row| row.iter().map(ratatui::buffer::Cell::symbol).collect::<String>().trim_end().to_owned()).collect()

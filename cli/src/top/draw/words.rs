@@ -16,8 +16,8 @@ pub fn cut(text: &str, columns: usize) -> String {
         return text.to_owned();
     }
     let mut kept = String::new();
-    // Some characters have no width, and some change the width of the character before, so measure
-    // the whole text. Four characters per column are enough.
+    // Some characters have no width, and some change the width of the preceding character, so
+    // measure the whole text. Four characters per column are enough.
     for letter in text.chars().take(4 * columns) {
         kept.push(letter);
         // Leave a column for the mark.

@@ -49,7 +49,7 @@ fn the_bar_of_a_device_covers_every_byte() {
     ];
     assert_eq!(host.pieces, expected.map(|(part, bytes)| Piece { part, bytes: Bytes(bytes) }));
     assert_eq!(host.pieces.iter().map(|piece| piece.bytes).sum::<Bytes>(), host.total);
-    assert_eq!(host.leases[0].bytes, Bytes(7000), "the host's lease is not on the device");
+    assert_eq!(host.leases[0].bytes, Bytes(7000), "a lease of host memory is listed, but is not in the bar");
 }
 
 #[test]

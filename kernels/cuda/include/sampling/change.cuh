@@ -58,8 +58,8 @@ __device__ __forceinline__ bool changes(const SampleRow& wanted, const RowLists&
     return penalised || wanted.allowed != NONE || any_of(FORBIDDEN) || any_of(BIASED);
 }
 
-// Clamps the logit to the finite range, because a logit of infinity would leave no distribution.
-// Minus infinity (a forbidden token) stays minus infinity.
+// Clamps the logit to the finite range, because the distribution is undefined if a logit is
+// infinite. Minus infinity (a forbidden token) stays minus infinity.
 __device__ __forceinline__ float bounded(float logit) {
     return logit == -INFINITY ? logit : fminf(fmaxf(logit, -FLT_MAX), FLT_MAX);
 }

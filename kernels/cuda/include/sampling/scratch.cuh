@@ -41,7 +41,7 @@ enum Way : uint32_t {
     WAY_BINNED,      // possibly too many tokens to list: make a histogram
 };
 
-// Facts about a row, and the way in which its token is found.
+// Facts about a row, and how its token is found.
 struct RowPlan {
     double raw_log_total;   // ln of the sum of exp(logit - raw_largest)
     Way way;

@@ -274,7 +274,8 @@ pub(in crate::cuda) struct LargeMQuantized<F> {
 }
 
 impl<F> EntryPoints<F> {
-    /// Calls `find` for each entry point for activations of type `activation` that `generation` has.
+    /// Calls `find` for each entry point that `generation` has for activations of type
+    /// `activation`.
     ///
     /// # Errors
     /// The first error that `find` returns.

@@ -1,6 +1,6 @@
-//! Generator of `kernels/cuda/include/contract.cuh`, the device code's side of the contract.
-//! `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels contract` writes the header; without the
-//! variable, the test compares it.
+//! Generator of `kernels/cuda/include/contract.cuh`, the header that the device code includes.
+//! `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels contract` writes the header. Without the
+//! variable, the test checks that the header matches the contract.
 
 use std::fmt::Write;
 

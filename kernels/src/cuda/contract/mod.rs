@@ -1,8 +1,9 @@
 //! The contract between the host and the device code: constants, and the table of entry points.
 //!
 //! `numbers.rs` and `row_numbers.rs` have tile sizes, thread counts, shared memory sizes and flags;
-//! `kernels/cuda/include/contract.cuh` is generated from them. `entry_points.rs` has every kernel as
-//! a typed handle. Tests compare both with the sources and with the compiled code.
+//! `kernels/cuda/include/contract.cuh` is generated from them. `entry_points.rs` has every kernel
+//! as a typed handle. Tests compare the constants with the generated header, and the table of entry
+//! points with the kernel sources and the compiled code.
 
 #[cfg(test)]
 mod compiled;

@@ -546,7 +546,7 @@ const fn threads(queries: usize) -> usize {
 }
 
 /// Returns the bytes of dynamic shared memory per thread block of attention on Hopper: stages of
-/// queries, keys and values. Two tiles of queries of more than 128 elements leave no room for keys
+/// queries, keys and values. Two tiles of queries of more than 128 elements leave no space for keys
 /// and values.
 const fn hopper_shared_bytes(head_dim: usize, queries: usize, keys: usize) -> usize {
     let query_stages = if head_dim > 128 { 1 } else { attention_hopper::STAGES };

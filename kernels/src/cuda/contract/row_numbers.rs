@@ -15,8 +15,8 @@ contract! {
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
         /// Cache slot of padding rows of a captured graph. Their keys and values are not written.
         const NO_SLOT: u32 = crate::calls::NO_SLOT;
-        /// Value of a kernel's `window` argument for attention without a sliding window. It is longer
-        /// than any context, and the sum of this value and a context does not overflow.
+        /// Value of a kernel's `window` argument for attention without a sliding window. It is
+        /// longer than any context, and the sum of this value and a context does not overflow.
         const NO_WINDOW: u32 = 1 << 30;
     }
 
@@ -67,7 +67,8 @@ contract! {
         const THREADS_MAX: usize = 512;
     }
 
-    /// silu_mul.cu, gelu.cu and sigmoid_mul.cu: grid x is the row, grid y covers the columns of the row.
+    /// silu_mul.cu, gelu.cu and sigmoid_mul.cu: grid x is the row, grid y covers the columns of the
+    /// row.
     mod gate {
         /// Threads per thread block.
         const THREADS: usize = 256;
@@ -139,7 +140,7 @@ const GAP: usize = 8;
 
 /// Returns the bytes of dynamic shared memory per thread block of gated_delta_prepare.cu: queries
 /// and keys, three matrices over pairs of tokens, blocks on the diagonal in f32, and two gates per
-/// token. The device code asserts that they are the size of its struct.
+/// token. The device code asserts that this number is the size of its struct.
 const fn prepare_shared_bytes(key_dim: usize, tokens: usize) -> usize {
     // Size of a diagonal block, and the padding between its rows, in f32 elements.
     let (tile, tile_gap) = (16, 4);
@@ -148,8 +149,8 @@ const fn prepare_shared_bytes(key_dim: usize, tokens: usize) -> usize {
 }
 
 /// Returns the bytes of dynamic shared memory per thread block of gated_delta_chunked.cu: queries,
-/// two buffers of keys, the state, two matrices over pairs of tokens, and three of values. The
-/// device code asserts that they are the size of its struct.
+/// two buffers of keys, the state, two matrices over pairs of tokens, and three matrices of values.
+/// The device code asserts that this number is the size of its struct.
 const fn chunk_shared_bytes(key_dim: usize, tokens: usize, values: usize) -> usize {
     let rows_of_keys = 3 * tokens + values;
     2 * (rows_of_keys * (key_dim + GAP) + 2 * tokens * (tokens + GAP) + 3 * tokens * (values + GAP))

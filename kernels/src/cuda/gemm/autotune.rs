@@ -130,7 +130,7 @@ struct Trial<'t> {
     problem: GemmProblem,
     weights: &'t [LayerWeight],
     /// Address and bytes of the memory for the trial. All of it may be overwritten.
-    room: (Address, usize),
+    memory: (Address, usize),
     scratch: u64,
     x: u64,
     x_scales: u64,
@@ -140,14 +140,14 @@ struct Trial<'t> {
 }
 
 impl<'t> Trial<'t> {
-    /// Creates a trial in the memory `room`. Returns `None` if `room` is too small.
+    /// Creates a trial in `memory`. Returns `None` if `memory` is too small.
     fn within(
         cuda: &'t Cuda,
         problem: GemmProblem,
         weights: &'t [LayerWeight],
-        room: &Tensor<'_>,
+        memory: &Tensor<'_>,
     ) -> Option<Trial<'t>> {
-        let start = room.address().0;
+        let start = memory.address().0;
         let mut end = start;
         let mut take = |bytes: usize| {
             let at = end;
@@ -162,9 +162,9 @@ impl<'t> Trial<'t> {
         let out = take(out_type.bytes(problem.rows * problem.out_pitch).as_usize());
         let between = if problem.gates { problem.rows * problem.out_features } else { 0 };
         let gate_up = take(activation.bytes(between).as_usize());
-        let has_room = end - start <= room.bytes().0;
-        let room = (room.address(), room.bytes().as_usize());
-        has_room.then_some(Trial { cuda, problem, weights, room, scratch, x, x_scales, out, gate_up })
+        let fits = end - start <= memory.bytes().0;
+        let memory = (memory.address(), memory.bytes().as_usize());
+        fits.then_some(Trial { cuda, problem, weights, memory, scratch, x, x_scales, out, gate_up })
     }
 
     /// Finds the fastest algorithm. Returns `None` if no algorithm runs.
@@ -269,7 +269,7 @@ impl<'t> Trial<'t> {
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
         if self.weights.len() * weight_bytes < COLD_BYTES {
             turns = turns.min(self.weights.len());
-            let (address, bytes) = (self.room.0.0, self.room.1.min(WRITTEN_MAX));
+            let (address, bytes) = (self.memory.0.0, self.memory.1.min(WRITTEN_MAX));
             // SAFETY: this call has exclusive use of the memory, and the stream is alive.
             let written = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.cuda.stream.raw()) };
             CudaDevice::check("cuMemsetD8Async", written)?;

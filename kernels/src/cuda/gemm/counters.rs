@@ -30,8 +30,9 @@ pub(in super::super) struct Counters {
 }
 
 impl Counters {
-    /// Takes a set of counters for `stream`. Returns `None` if the device has none of these kernels,
-    /// or if eight other streams use all sets. Launches of both kernels in one stream share a set.
+    /// Takes a set of counters for `stream`. Returns `None` if the device has neither of these two
+    /// kernels, or if eight other streams use all sets. Launches of both kernels in one stream
+    /// share a set.
     pub(in super::super) fn take(
         functions: &Functions,
         sets: &Arc<CounterSets>,

@@ -21,15 +21,15 @@ use crate::KernelError;
 ///
 /// # Safety
 /// `operands` must match `problem`, and the kernel must support the GEMM
-/// ([`Kernel::Int4`](super::table::Kernel)). No kernel that may still run at the launch may write the
-/// weight or its scales, because the first copies of both do not wait for the preceding kernel.
+/// ([`Kernel::Int4`](super::table::Kernel)). No kernel that may still run at the launch may write
+/// the weight or its scales, because the first copies of both do not wait for the preceding kernel.
 /// Nothing may write the weight or its scales until this kernel has ended.
 pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands) -> Result<(), KernelError> {
     for first in (0..problem.rows).step_by(ROWS_MAX) {
         let rows = ROWS_MAX.min(problem.rows - first);
         let (piece, operands) = problem.rows_of(operands, cuda.kernels.target.activation, first, rows);
-        // SAFETY: the caller guarantees that the operands match the whole GEMM, so the operands of
-        // these rows match these rows, and that nothing writes the weight or its scales.
+        // SAFETY: the caller guarantees that the operands match the whole GEMM, so their parts for
+        // these rows match `piece`, and that nothing writes the weight or its scales.
         unsafe { launch_rows(cuda, piece, operands)? };
     }
     Ok(())

@@ -38,14 +38,15 @@ pub(super) unsafe fn compute(
         let (problem, operands) = gemm_of(slice);
         cuda.gemm.gpu.supports(Kernel::LargeM, problem, operands)
     };
-    // The bias of the gates is not adjacent to the bias of the corresponding up rows.
+    // A slice has one bias address, but the biases of its gate rows and of its up rows are not
+    // adjacent.
     if problem.gates && (problem.has_bias || !slices(problem).all(is_fused)) {
         return unfused();
     }
     for slice in slices(problem) {
         let (of_slice, slice_operands) = gemm_of(slice);
-        // SAFETY: the workspace has space for the slice, and the kernels of a stream that may write
-        // this part of the workspace have ended when the dequantization starts.
+        // SAFETY: the workspace has space for the slice, and the kernels of the stream that may
+        // write this part of the workspace have ended when the dequantization starts.
         unsafe { dequantize(cuda, problem, operands, slice, slice_operands.weight)? };
         if problem.gates {
             // SAFETY: the operands match the slice, and the table says that the kernel supports the
@@ -88,8 +89,8 @@ unsafe fn dequantize(
     unsafe { cuda.launch(kernels.dequantize, extent, arguments) }
 }
 
-/// Plans and launches an ungated GEMM with a slice of a dequantized weight. The slice is not recorded
-/// for autotuning, because GEMMs of few rows have no slices.
+/// Plans and launches an ungated GEMM with a slice of a dequantized weight. The slice is not
+/// recorded for autotuning, because GEMMs of few rows have no slices.
 ///
 /// # Errors
 /// The device reports an error.
@@ -100,9 +101,9 @@ fn compute_unquantized(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands
     }
     let Some(plan) = planning::plan(cuda, problem, operands)? else { return no_kernel() };
     // SAFETY: the op layer has checked the shapes, the creators of the tensors guarantee that their
-    // memory is valid, nothing else uses the workspace until this GEMM has ended, the planned kernel
-    // supports the GEMM, and the slice was written by a kernel of the same stream. A kernel that reads
-    // weights before the preceding kernel has ended is not planned, because the table lists the
-    // large-m kernel or the library for every slice.
+    // memory is valid, nothing else uses the workspace until this GEMM has ended, the planned
+    // kernel supports the GEMM, and the slice was written by a kernel of the same stream. A kernel
+    // that reads weights before the preceding kernel has ended is not planned, because the table
+    // lists the large-m kernel or the library for every slice.
     unsafe { launch(cuda, plan, problem, operands, Output::PLAIN) }
 }

@@ -1,5 +1,5 @@
-//! Pure: the parts of a weight of 4-bit integers that are dequantized at a time, for GEMMs of many
-//! rows, and their place in the workspace.
+//! Pure: the slices of a weight of 4-bit integers that are dequantized one at a time, for GEMMs of
+//! many rows, and the address of a slice in the workspace.
 
 use bursar_budgets::Bytes;
 
@@ -9,12 +9,12 @@ use super::{
 };
 use crate::DType;
 
-/// Maximum bytes of dequantized elements, unless [`UNIT`] rows are longer. A larger slice makes
-/// GEMMs of more tiles, and a larger workspace.
+/// Maximum bytes of a slice after dequantization, unless [`UNIT`] rows are longer. With a larger
+/// slice, the GEMM of the slice has more tiles, but the workspace is larger.
 const SLICE_BYTES: usize = 80 << 20;
 
-/// Rows of a slice are a multiple of this number, which is the width of the tallest tile of a GEMM
-/// of many rows. In a gated GEMM, half of them are gates.
+/// The number of weight rows of a slice is a multiple of this number, which is the maximum number
+/// of weight rows per tile in a GEMM of many rows. In a gated GEMM, half of these rows are gates.
 const UNIT: usize = 256;
 
 /// Returns the number of weight rows that are dequantized at a time. All slices but the last have
@@ -35,10 +35,10 @@ pub(crate) fn slice_bytes(out_features: usize, in_features: usize) -> Bytes {
 /// A part of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slice {
-    /// The first feature, of the features that are written.
+    /// Index of the first feature of the slice, among the features that are written.
     pub first: usize,
-    /// Features that are written. In a gated GEMM, a slice has as many gate rows and as many up
-    /// rows.
+    /// Number of features that are written. In a gated GEMM, a slice has this many gate rows and
+    /// this many up rows.
     pub features: usize,
 }
 
@@ -50,8 +50,8 @@ pub(super) fn slices(problem: GemmProblem) -> impl Iterator<Item = Slice> {
 }
 
 impl Slice {
-    /// Returns the unquantized GEMM of this slice, and its operands. The weight is at the end of the
-    /// workspace, where the slice has to be dequantized first.
+    /// Returns the unquantized GEMM of this slice, and its operands. The weight of this GEMM is at
+    /// the end of the workspace. The caller must first dequantize the slice to that address.
     pub(super) fn of(
         self,
         problem: GemmProblem,

@@ -38,7 +38,7 @@ pub(super) unsafe fn launch(
             GemmPlan::LargeM => large_m::launch(cuda, problem, operands, output),
             GemmPlan::Tiled => tiled::launch(cuda, problem, operands),
             GemmPlan::Int4 => int4::launch(cuda, problem, operands),
-            GemmPlan::DequantizedInt4 => unreachable!("its GEMMs are planned one by one"),
+            GemmPlan::DequantizedInt4 => unreachable!("the GEMM of each slice is planned separately"),
             GemmPlan::Library { rest } => library(cuda, problem, operands, rest),
         }
     }

@@ -1,5 +1,5 @@
-//! GEMMs, gated or not: by cuBLASLt, or by this project's kernels where they were measured to be
-//! faster.
+//! GEMMs with and without a gate. cuBLASLt computes them, except where this project's kernels were
+//! measured to be faster.
 
 use super::{
     super::{elementwise, lane::Cuda, quantize},

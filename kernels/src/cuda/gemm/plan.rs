@@ -117,8 +117,8 @@ impl<M: Measurements> Planner<'_, M> {
     }
 
     /// Chooses the kernel for a weight of 4-bit integers. The choice depends only on the number of
-    /// rows and on the limits of the kernels. A gated GEMM that neither kernel supports is computed as
-    /// an ungated GEMM followed by the gate.
+    /// rows and on the limits of the kernels. A gated GEMM that neither kernel supports is computed
+    /// as an ungated GEMM followed by the gate.
     fn int4(&self, problem: GemmProblem, operands: GemmOperands) -> Result<Option<GemmPlan>, KernelError> {
         let plans = [(Kernel::DequantizedInt4, GemmPlan::DequantizedInt4), (Kernel::Int4, GemmPlan::Int4)];
         let found = plans.into_iter().find(|(kernel, _)| self.gpu.supports(*kernel, problem, operands));
@@ -165,8 +165,8 @@ impl<M: Measurements> Planner<'_, M> {
             return Ok(false);
         }
         let is_unquantized = problem.is_unquantized();
-        // The large-m kernel's tall tiles are slow for so few rows, and cuBLASLt supports every
-        // unquantized GEMM.
+        // The large-m kernel's tall tiles are slow for up to `MEMORY_BOUND_ROWS` rows, and cuBLASLt
+        // supports every unquantized GEMM.
         if is_unquantized && problem.rows <= MEMORY_BOUND_ROWS && self.backend != GemmBackend::Ours {
             return Ok(false);
         }
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(unmeasured(quantized(BLOCKS, 68)), Some(GemmPlan::LargeM));
         let gated = GemmProblem { scheme: Some(BLOCKS), ..gated(300, 18_944, 3584) };
         assert_eq!(unmeasured(gated), Some(GemmPlan::LargeM));
-        assert_eq!(unmeasured(GemmProblem { rows: 64, ..gated }), None, "no gated quantized kernel has so few rows");
+        assert_eq!(unmeasured(GemmProblem { rows: 64, ..gated }), None, "no gated quantized kernel supports 64 rows");
     }
 
     #[test]

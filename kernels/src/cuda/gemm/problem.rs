@@ -36,8 +36,8 @@ impl GemmProblem {
         self.out_features / self.rows_per_feature()
     }
 
-    /// Returns the number of weight rows from which a written feature is computed: with gates, a gate
-    /// row and an up row.
+    /// Returns the number of weight rows from which a written feature is computed: two with gates
+    /// (a gate row and an up row), otherwise one.
     pub(super) fn rows_per_feature(&self) -> usize {
         if self.gates { 2 } else { 1 }
     }
@@ -61,8 +61,8 @@ impl GemmProblem {
         self.scheme.is_some_and(QuantizationScheme::is_int4)
     }
 
-    /// Returns `true` if weight and x are FP8.
-    pub(super) fn is_fp8(&self) -> bool {
+    /// Returns `true` if x is quantized like the weight, to the same type.
+    pub(super) fn quantizes_x(&self) -> bool {
         self.scheme.is_some_and(|scheme| scheme.activations.is_some())
     }
 
@@ -76,10 +76,10 @@ impl GemmProblem {
         self.scheme.map_or(activation, |scheme| scheme.operand(activation))
     }
 
-    /// Returns the number of rows of a block of an FP8 weight with one scale, or `None` if the
+    /// Returns the number of rows of a block with one scale, or `None` if x is not quantized or the
     /// scales are not by blocks.
     pub(super) fn block_rows(&self) -> Option<usize> {
-        self.scheme.filter(|_| self.is_fp8())?.weights.block_rows()
+        self.scheme.filter(|_| self.quantizes_x())?.weights.block_rows()
     }
 
     /// Returns the number of scales that each row of x has in memory.

@@ -1,5 +1,5 @@
-//! Pure: the GEMMs that passes have called during autotuning, with the weights to measure them
-//! with.
+//! Pure: the GEMMs that passes have called during autotuning, and the weights with which autotuning
+//! measures these GEMMs.
 
 use std::collections::BTreeMap;
 

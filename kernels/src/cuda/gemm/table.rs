@@ -49,9 +49,9 @@ pub(super) struct Gpu {
 /// The quantization schemes to which a row of the table applies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Schemes {
-    UnquantizedAndFp8,
+    NotInt4,
     Unquantized,
-    Fp8,
+    QuantizedX,
     ByRows,
     ByBlocks,
     Int4,
@@ -60,9 +60,9 @@ enum Schemes {
 impl Schemes {
     fn contain(self, problem: GemmProblem) -> bool {
         match self {
-            Schemes::UnquantizedAndFp8 => !problem.is_int4(),
+            Schemes::NotInt4 => !problem.is_int4(),
             Schemes::Unquantized => problem.is_unquantized(),
-            Schemes::Fp8 => problem.is_fp8(),
+            Schemes::QuantizedX => problem.quantizes_x(),
             Schemes::ByRows => problem.scheme == Some(QuantizationScheme::ROW),
             Schemes::ByBlocks => problem.block_rows().is_some(),
             Schemes::Int4 => problem.is_int4(),
@@ -128,7 +128,8 @@ const LARGE_M: Capability = Capability {
 const LIBRARY_QUANTIZED: Capability =
     Capability { can_write_f32: false, out_alignment: TMA, library_version: 120_900, ..ANY };
 
-/// Limits of the kernels for weights of 4-bit integers, which read 16 bytes and blocks of rows at once.
+/// Limits of the kernels for weights of 4-bit integers, which read 16 bytes and blocks of rows at
+/// once.
 const INT4: Capability = Capability {
     kernel: Kernel::Int4,
     schemes: Schemes::Int4,
@@ -137,10 +138,10 @@ const INT4: Capability = Capability {
     ..ANY
 };
 
-/// Dequantizing a weight takes about ten times as long as reading it. It is worthwhile only if the int4
-/// kernel would need more than a few launches of 64 rows. The other limits are those of the large-m
-/// kernels, so that no GEMM of a slice is planned with the small-m kernel: it would read the slice
-/// before the dequantization has ended.
+/// Dequantizing a weight takes about ten times as long as reading it. Dequantizing is worthwhile
+/// only if the int4 kernel would need more than a few launches of 64 rows. The other limits are
+/// those of the large-m kernels, so that no GEMM of a slice is planned with the small-m kernel: the
+/// small-m kernel would read the slice before the dequantization has ended.
 const DEQUANTIZED_INT4: Capability = Capability {
     kernel: Kernel::DequantizedInt4,
     schemes: Schemes::Int4,
@@ -152,7 +153,7 @@ const DEQUANTIZED_INT4: Capability = Capability {
 const CAPABILITIES: [Capability; 15] = [
     Capability {
         kernel: Kernel::SmallM,
-        schemes: Schemes::UnquantizedAndFp8,
+        schemes: Schemes::NotInt4,
         rows: 1..=SMALL_M_ROWS,
         input_alignment: TMA,
         ..ANY
@@ -180,9 +181,9 @@ const CAPABILITIES: [Capability; 15] = [
     },
     LARGE_M,
     Capability { gates: true, can_accumulate: false, ..LARGE_M },
-    Capability { schemes: Schemes::Fp8, ..LARGE_M },
-    Capability { schemes: Schemes::Fp8, gates: true, can_accumulate: false, ..LARGE_M },
-    Capability { kernel: Kernel::Tiled, schemes: Schemes::Fp8, input_alignment: TMA, ..ANY },
+    Capability { schemes: Schemes::QuantizedX, ..LARGE_M },
+    Capability { schemes: Schemes::QuantizedX, gates: true, can_accumulate: false, ..LARGE_M },
+    Capability { kernel: Kernel::Tiled, schemes: Schemes::QuantizedX, input_alignment: TMA, ..ANY },
     INT4,
     Capability { gates: true, ..INT4 },
     DEQUANTIZED_INT4,
@@ -336,31 +337,31 @@ mod tests {
     #[test]
     fn weights_of_4_bit_integers_have_kernels_on_every_gpu_with_bf16() {
         use Kernel::{DequantizedInt4, Int4};
-        let roomy = operands(256 << 20);
+        let ample = operands(256 << 20);
         for group in [32, 64, 128] {
             let whole = int4(64, group);
             let gated = GemmProblem { scheme: whole.scheme, ..gated(64, 18_944, 3584) };
             let logits = GemmProblem { out_is_f32: true, accumulates: true, has_bias: true, ..whole };
-            assert_eq!(kernels(GemmProblem { rows: 257, ..logits }, roomy), [Int4]);
+            assert_eq!(kernels(GemmProblem { rows: 257, ..logits }, ample), [Int4]);
             for problem in [whole, gated, GemmProblem { has_bias: true, ..whole }] {
                 for rows in [1, 64, 65, 256] {
-                    assert_eq!(kernels(GemmProblem { rows, ..problem }, roomy), [Int4], "{rows} rows");
+                    assert_eq!(kernels(GemmProblem { rows, ..problem }, ample), [Int4], "{rows} rows");
                 }
                 let many = GemmProblem { rows: 257, ..problem };
-                assert_eq!(kernels(many, roomy), [Int4, DequantizedInt4]);
+                assert_eq!(kernels(many, ample), [Int4, DequantizedInt4]);
                 assert_eq!(kernels(many, operands(WORKSPACE)), [Int4], "the workspace has no space for a slice");
-                assert!([Int4, DequantizedInt4].iter().all(|kernel| ADA.supports(*kernel, many, roomy)));
+                assert!([Int4, DequantizedInt4].iter().all(|kernel| ADA.supports(*kernel, many, ample)));
                 let turing = Gpu { has_int4: false, ..ADA };
-                assert!(![Int4, DequantizedInt4].iter().any(|kernel| turing.supports(*kernel, many, roomy)));
+                assert!(![Int4, DequantizedInt4].iter().any(|kernel| turing.supports(*kernel, many, ample)));
             }
         }
         let lacks = |problem, operands| assert_eq!(kernels(problem, operands), []);
-        lacks(GemmProblem { out_features: 4600, ..int4(8, 128) }, roomy);
-        lacks(GemmProblem { x_pitch: 3588, ..int4(8, 128) }, roomy);
-        lacks(int4(8, 128), GemmOperands { x: 1032, ..roomy });
-        lacks(int4(8, 128), GemmOperands { weight: 520, ..roomy });
+        lacks(GemmProblem { out_features: 4600, ..int4(8, 128) }, ample);
+        lacks(GemmProblem { x_pitch: 3588, ..int4(8, 128) }, ample);
+        lacks(int4(8, 128), GemmOperands { x: 1032, ..ample });
+        lacks(int4(8, 128), GemmOperands { weight: 520, ..ample });
         lacks(int4(8, 128), operands(0));
-        lacks(int4(300, 128), GemmOperands { out_is_rounded: true, ..roomy });
+        lacks(int4(300, 128), GemmOperands { out_is_rounded: true, ..ample });
     }
 
     #[test]

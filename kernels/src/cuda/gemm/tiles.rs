@@ -90,7 +90,8 @@ impl Int4Tiles {
     /// few units, an SM gets fewer thread blocks, because thread blocks with few units add up many
     /// partial sums.
     pub(super) fn of(problem: GemmProblem, kernel_rows: SmallMRows, sms: usize) -> Self {
-        /// An SM gets more than half of its possible thread blocks only if each has at least this many units.
+        /// An SM gets more than half of its possible thread blocks only if each thread block has at
+        /// least this many units.
         const UNITS: usize = 3;
         use gemm_int4::{STEP_COLUMNS, TILE_ROWS, blocks};
         let across = TILE_ROWS / problem.rows_per_feature();
@@ -211,9 +212,9 @@ mod tests {
     fn medium_m_tiles_are_as_wide_as_lets_the_busiest_cluster_finish_first() {
         let width = |features: usize| GATED_WIDTHS[MediumMTiles::of(gated(256, features, 3584), 132).width];
         assert_eq!(width(18_944), 96, "7B: three rounds of 66 tiles");
-        assert_eq!(width(14_784), 112, "half of 72B: two rounds, where 96 makes a third");
+        assert_eq!(width(14_784), 112, "half of 72B: two rounds; a width of 96 would need three");
         assert_eq!(width(14_336), 112, "two rounds, as with 14,784 features");
-        assert_eq!(width(8_960), 80, "1.5B: two rounds of the narrowest");
+        assert_eq!(width(8_960), 80, "1.5B: two rounds of the narrowest tiles");
         assert_eq!(width(12_288), 96);
         assert!(
             GATED_WIDTHS.iter().all(|width| width.is_multiple_of(16)),

@@ -74,7 +74,7 @@ impl NcclLink {
             made = Some((communicators, watches));
             Ok(given_back)
         })?;
-        let (communicators, watches) = made.expect("every counted communicator was created");
+        let (communicators, watches) = made.expect("the communicators exist if no step failed");
         let shared = watches[0].shared().clone();
         let watched = shared.clone();
         let thread = thread::Builder::new().name("bursar-nccl".to_owned()).spawn(move || watched.watch());
@@ -119,7 +119,7 @@ unsafe fn write_row_indices(kernels: &Arc<CudaKernels>, memory: Address) -> Resu
     let mut rows = unsafe { Tensor::persistent(memory, [scheme.len()], DType::U8) };
     match transfer::fill(&cuda, &scheme, &mut rows).and_then(|()| cuda.wait()) {
         Err(KernelError::Device(error)) => Err(error.into()),
-        Err(error) => unreachable!("a copy fails only on its device: {error}"),
+        Err(error) => unreachable!("a copy fails only with a device error: {error}"),
         Ok(()) => Ok(()),
     }
 }

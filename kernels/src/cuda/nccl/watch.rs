@@ -23,8 +23,8 @@ use super::library::{Calls, Communicator, number};
 /// Number of checks within `patience`.
 const CHECKS_PER_PERIOD: u32 = 10;
 
-/// How long the thread waits for a rank to return from a launch. After this time, the thread aborts
-/// the rank's communicator during the launch.
+/// How long the supervising thread waits for a rank to return from a launch. After this time, the
+/// thread aborts the rank's communicator during the launch.
 const LAUNCHES: Duration = Duration::from_secs(1);
 
 /// One rank's handle to the supervision of its group. Clones share the same state.
@@ -63,9 +63,9 @@ struct OfRank {
 
 #[derive(Default)]
 struct Signals {
-    /// `true` if the thread must end.
+    /// `true` if the supervising thread must end.
     ends: bool,
-    /// `true` if the thread must check at once.
+    /// `true` if the supervising thread must check at once.
     looks: bool,
 }
 
@@ -189,10 +189,11 @@ impl Shared {
     }
 
     /// Breaks the link because of the missing ranks, and returns `true`. If one of these ranks has
-    /// advanced since the check, returns `false`. The missing ranks have no kernels that wait, so
-    /// their communicators are kept. `give_back` then frees the memory of all communicators
-    /// together with the last one, and subtracts this memory from the devices' overhead. The
-    /// communicators of missing ranks that do not return from the library are aborted as well.
+    /// advanced since the check, returns `false` and keeps the link. The missing ranks have no
+    /// kernels that wait, so this call does not abort their communicators; `give_back` later does.
+    /// The last abort frees the memory of all communicators, which is then subtracted from the
+    /// devices' overhead. If a missing rank does not return from the library, this call aborts its
+    /// communicator as well.
     fn are_still(&self, missing: &[usize], came: &[u64]) -> bool {
         let gates: Vec<_> = missing.iter().map(|rank| (*rank, self.ranks[*rank].lock_soon())).collect();
         let now = self.came();
@@ -243,7 +244,8 @@ impl Shared {
         self.ranks.iter().map(|rank| rank.came.load(Ordering::Acquire)).collect()
     }
 
-    /// Waits for `period`, or less if a signal arrives. Returns `true` if the thread must end.
+    /// Waits for `period`, or less if a signal arrives. Returns `true` if the supervising thread
+    /// must end.
     fn ends_after(&self, period: Duration) -> bool {
         let signals = self.signals.lock().unwrap_or_else(PoisonError::into_inner);
         let is_quiet = |signals: &mut Signals| !signals.ends && !signals.looks;

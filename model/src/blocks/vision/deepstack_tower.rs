@@ -121,13 +121,14 @@ pub struct DeepstackTower {
 }
 
 impl DeepstackTower {
-    /// Packs pictures, each with the rows of the vision cache for its embeddings. No pixel is copied.
+    /// Packs pictures, each with the rows of the vision cache for its embeddings. No pixel is
+    /// copied.
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedImages {
         PackedImages::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
     }
 
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the
-    /// [`EmbeddingLayout`]s to their rows of `cache` `[rows, width]`.
+    /// Runs the layers of `depth` on `batch`. Writes the embeddings and the DeepStack parts to the
+    /// batch's rows of `cache` `[rows, width]`, which are laid out as in [`EmbeddingLayout`].
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

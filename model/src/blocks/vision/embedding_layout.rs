@@ -26,7 +26,7 @@ impl EmbeddingLayout {
     pub fn of_width(width: usize, hidden: usize) -> Self {
         assert!(
             width >= hidden && width.is_multiple_of(hidden),
-            "a row of {width} columns, where {hidden} are one part"
+            "a row has {width} columns; expected a positive multiple of {hidden}"
         );
         EmbeddingLayout { hidden, parts: width / hidden - 1 }
     }

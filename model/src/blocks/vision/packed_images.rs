@@ -92,7 +92,7 @@ impl PackedImages {
         let is_of_grid =
             |frame: &RgbImage| [frame.width(), frame.height()] == [grid.w, grid.h].map(|patches| patches * side as u32);
         assert!(grid.t == 1 && given.iter().all(is_of_grid), "the picture was processed for another model: {image:?}");
-        assert!((1..=frames).contains(&given.len()), "a step has up to {frames} frames: {image:?}");
+        assert!((1..=frames).contains(&given.len()), "a step has 1 to {frames} frames: {image:?}");
         assert_eq!(cache_rows.len(), grid.tokens(self.merge), "each embedding has a cache row");
         // An offset that this cast truncates is never used: `patchify` refuses a launch of more
         // bytes than a u32 can count before it reads the layout.
@@ -154,8 +154,8 @@ impl PackedImages {
         scope.patchify(&pixels, self.patch, patches)
     }
 
-    /// Uploads one [sequence](packed_sequences) of patches per picture. Each patch attends to all patches
-    /// of its picture.
+    /// Uploads one [sequence](packed_sequences) of patches per picture. Each patch attends to all
+    /// patches of its picture.
     pub fn frames<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<PackedSequences<'s>, KernelError> {
         packed_sequences(scope, &self.frame_starts)
     }
@@ -171,8 +171,8 @@ impl PackedImages {
     }
 }
 
-/// Uploads packed sequences, which are ranges of consecutive patches. Patches attend only to patches of
-/// the same stretch. Stretch `s` has the patches `starts[s]..starts[s + 1]`.
+/// Uploads packed sequences, which are ranges of consecutive patches. A patch attends only to
+/// patches of its sequence. Sequence `s` has the patches `starts[s]..starts[s + 1]`.
 pub fn packed_sequences<'s, B: Backend>(
     scope: &'s Scope<'_, B>,
     starts: &[u32],

@@ -38,8 +38,8 @@ pub enum VideoPlace {
     /// One placeholder represents all steps of the video. The tokens of the steps are adjacent, and
     /// the time position increases by one with each step.
     Counted,
-    /// Each step has a separate placeholder and is laid out like a picture. The step's time
-    /// precedes it as text.
+    /// Each step has a separate placeholder and is laid out like a picture. The time of the step
+    /// precedes the placeholder as text.
     Written,
 }
 
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn pictures_and_videos_are_counted_apart_and_numbered_together() {
         let picture = MediaGrid::Image(still(2, 2));
-        // The template shows the video first, the request names the picture first.
+        // The template shows the video first, but the request names the picture first.
         let layout = lay_out(&[VIDEO, IMAGE, VIDEO], &[picture, film(2, 2.0), film(1, 2.0)], &words()).unwrap();
         let numbers: Vec<usize> = layout.pictures.iter().map(|span| span.picture).collect();
         assert_eq!(numbers, [1, 2, 0, 3]);

@@ -1,4 +1,4 @@
-//! The released processor settings of towers with 14-pixel patches, for checkpoints that lack the
+//! The released processor settings of Qwen's vision towers, for checkpoints that lack the
 //! processors' files.
 
 use serde_json::{Value, json};
@@ -19,8 +19,8 @@ pub fn released_processor(config: &Value) -> Value {
     })
 }
 
-/// `preprocessor_config.json` and `video_preprocessor_config.json` of the released checkpoints,
-/// with the patch sizes of this `config.json`.
+/// `preprocessor_config.json` and `video_preprocessor_config.json` of released checkpoints with
+/// separate video settings (Qwen3-VL and later), with the patch sizes of this `config.json`.
 pub fn released_video_processors(config: &Value) -> Vec<(&'static str, Vec<u8>)> {
     let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
     let settings = |kind: &str, name: &str, shortest_edge: u64, longest_edge: u64| {

@@ -40,8 +40,8 @@ impl TowerConfig {
         config_keys::refuse_unknown_but(PLACE, given, followed)?;
         let mut fields = config_keys::over(defaults, given);
         tower_rope::check(PLACE, &fields)?;
-        // The older name of `in_channels`. Files saved again by newer transformers versions have
-        // both.
+        // `in_chans` is the older name of `in_channels`. Files saved again by newer transformers
+        // versions have both.
         if let Some(channels) = fields.remove("in_chans").filter(|channels| !channels.is_null()) {
             fields.insert("in_channels".to_owned(), channels);
         }

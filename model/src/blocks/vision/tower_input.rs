@@ -40,8 +40,8 @@ impl TowerInput {
             _ => return Ok(()),
         };
         Err(ConfigError::Contradiction(format!(
-            "the bounds of the video processor count the pixels of {found}, but the model's count those of {wanted}: \
-             its settings (video_preprocessor_config.json, or their part of processor_config.json) belong to another \
+            "the pixel limits of the video processor apply to {found}, but the model's limits apply to {wanted}: the \
+             settings of the processor (in video_preprocessor_config.json or processor_config.json) belong to another \
              model"
         )))
     }

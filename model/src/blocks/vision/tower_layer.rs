@@ -117,8 +117,8 @@ impl TowerLayer {
         Ok(TowerLayer { sizes, attention_norm, qkv, qk_norms, out, mlp_norm, up, down })
     }
 
-    /// Runs the layer on `hidden` `[patches, hidden]`, in place. Patches attend to the patches of
-    /// the same stretch of `seen`.
+    /// Runs the layer on `hidden` `[patches, hidden]`, in place. A patch attends to the patches of
+    /// its sequence of `seen`.
     pub fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

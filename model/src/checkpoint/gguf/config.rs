@@ -1,6 +1,6 @@
-//! The `config.json` that is generated for a GGUF file: its settings under the names of
-//! transformers (5.17, `integrations/ggml.py`). A setting that changes results and has no
-//! such name is refused.
+//! The `config.json` that is generated for a GGUF file: the file's settings under the names that
+//! transformers uses (5.17, `integrations/ggml.py`). A setting that changes results and has no such
+//! name is refused.
 
 use serde_json::{Map, Value, json};
 
@@ -52,7 +52,7 @@ const READ: [&str; 15] = [
     SLOW,
     // Whether the model was trained with the scaling.
     "rope.scaling.finetuned",
-    // The source of the row order, which is the same for all files of an architecture.
+    // Describes the order of the rows, which is the same for all files of an architecture.
     "tensor_data_layout",
 ];
 
@@ -61,7 +61,7 @@ pub(super) struct Config {
     pub architecture: GgufArchitecture,
     pub heads: usize,
     pub kv_heads: usize,
-    /// The model's layers. The file may have more layers, which draft tokens.
+    /// Number of the model's layers. The file may have additional layers, which draft tokens.
     pub layers: u64,
     pub hidden: u64,
     /// The heads of gated delta nets, if the layers have them.
@@ -179,9 +179,9 @@ impl Keys<'_, '_> {
         Ok(head_dim)
     }
 
-    /// Refuses a sliding window that is shorter than the context. llama.cpp ignores this setting for
-    /// the supported architectures and uses full attention, but the original checkpoints use the
-    /// window, so it is unclear which attention the file needs.
+    /// Refuses a sliding window that is shorter than the context. llama.cpp ignores this setting
+    /// for the supported architectures and uses full attention, but the original checkpoints use
+    /// the window, so it is unclear which attention the file needs.
     fn refuse_window(&self) -> Result<(), CheckpointError> {
         let (window, context) = (self.number(WINDOW)?, self.required("context_length")?);
         match window.filter(|window| (1..context).contains(window)) {

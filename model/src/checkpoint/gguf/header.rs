@@ -205,7 +205,7 @@ impl<'f> List<'f> {
     }
 }
 
-/// Shows a list by its length, and any other value itself.
+/// Formats a list as its length, and any other value as the value itself.
 impl std::fmt::Display for Setting<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -30,7 +30,7 @@ const OF_DELTA_NETS: [&str; 8] = [
     INNER,
     SECTIONS,
     DRAFT_LAYERS,
-    // The tensors of each layer show its kind.
+    // This setting is not used, because the tensors of a layer show the kind of the layer.
     "full_attention_interval",
 ];
 
@@ -52,7 +52,7 @@ pub(super) struct DeltaHeads {
     pub value_dim: usize,
 }
 
-/// The settings that are read only for these layers.
+/// The settings that are read only for models with layers of this kind.
 pub(super) fn read_keys(layers: GgufLayers) -> Vec<&'static str> {
     match layers {
         GgufLayers::Attention | GgufLayers::PairedAttention => Vec::new(),
@@ -63,7 +63,8 @@ pub(super) fn read_keys(layers: GgufLayers) -> Vec<&'static str> {
     }
 }
 
-/// The layers of the model, without the layers that draft tokens. The file counts both.
+/// Number of layers of the model, not counting the layers that draft tokens. `all` is the number in
+/// the file, which includes these layers.
 pub(super) fn layers(keys: &Keys<'_, '_>, all: u64) -> Result<u64, CheckpointError> {
     match keys.number(DRAFT_LAYERS)? {
         None => Ok(all),

@@ -37,7 +37,7 @@ pub struct GgufFile {
     skipped_encoders: Vec<CheckpointError>,
 }
 
-// Names of a decoder and of a vision encoder in Hugging Face checkpoints.
+// Prefixes of the names of a decoder and of a vision encoder in Hugging Face checkpoints.
 const DECODER: &str = "model";
 const DECODER_WITH_VISION: &str = "model.language_model";
 const ENCODER: &str = "model.visual";
@@ -117,7 +117,7 @@ fn with_vision(text: Value, encoder: &Encoder, vision: &GgufVision, placeholders
     })
 }
 
-/// The released settings of the processors, with the settings that the encoder's file has.
+/// The released settings of the processors. Settings in the encoder's file take precedence.
 fn processors(config: &Value, encoder: &Encoder, vision: &GgufVision) -> Vec<(&'static str, Vec<u8>)> {
     let released = (vision.processors)(config).into_iter();
     let merge = |into: &mut Value, from: &Value| {

@@ -115,7 +115,7 @@ mod tests {
             change(&mut changed);
             fitted(&changed, 5e5)
         };
-        assert!(changed(|divisors| divisors[30] *= 1.001).is_none(), "one divisor is off the line");
+        assert!(changed(|divisors| divisors[30] *= 1.001).is_none(), "one divisor does not follow from the settings");
         assert!(changed(|divisors| divisors[63] = f64::NAN).is_none(), "one divisor is not a number");
         assert!(changed(|divisors| divisors.fill(0.5)).is_none(), "divisors below 1 would raise the frequencies");
         assert!(changed(|divisors| divisors.fill(8.0)).is_none(), "all frequencies are divided");

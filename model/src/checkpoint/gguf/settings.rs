@@ -1,4 +1,4 @@
-//! The settings of a GGUF file, by name, and the architectures that are read.
+//! The settings of a GGUF file, by name, and the supported architectures.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ pub struct GgufVision {
     pub model_type: &'static str,
     /// `clip.projector_type` of the file.
     pub projector: &'static str,
-    /// The settings files of the released processors for a `config.json`.
+    /// Returns the settings files of the released processors for a `config.json`.
     pub processors: fn(&Value) -> NamedFiles,
 }
 
@@ -64,8 +64,8 @@ pub(super) struct Settings<'f> {
 }
 
 impl<'f> Settings<'f> {
-    /// Refuses files of another `general.type` than `expected`, and files that are a part of
-    /// several.
+    /// Refuses files whose `general.type` is not `expected`, and files that contain only a part of
+    /// a model.
     pub fn check(&self, expected: &str) -> Result<(), CheckpointError> {
         if let Some(kind) = self.text("general.type")?
             && kind != expected
@@ -167,7 +167,7 @@ impl<'f> Settings<'f> {
     }
 }
 
-/// Truncates a text of the file for an error message, because it may have megabytes.
+/// Truncates a text of the file for an error message, because the text may have megabytes.
 fn cut_short(text: String) -> String {
     text.chars().take(SHOWN_MAX).collect()
 }

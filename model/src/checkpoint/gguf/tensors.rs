@@ -15,8 +15,8 @@ use crate::checkpoint::shard::{Reading, StoredTensor, UnsupportedStorage};
 use crate::checkpoint::stored::{Stored, TensorType};
 use crate::checkpoint::tensor_info::{Change, Order, Tiling};
 
-/// Names of tensors outside the layers, in GGUF and in Hugging Face checkpoints. The embedding and
-/// the last norm follow the prefix of the decoder.
+/// Names of tensors outside the layers, in GGUF and in Hugging Face checkpoints. The names of the
+/// embedding and of the last norm start with the prefix of the decoder.
 const OUTSIDE: [(&str, &str); 3] = [("token_embd", "embed_tokens"), (LAST_NORM, "norm"), ("output", "lm_head")];
 
 /// Names of tensors within a layer, in GGUF and in Hugging Face checkpoints.
@@ -64,9 +64,9 @@ const EXPERTS: [(&str, &[&str]); 4] = [
 /// Maximum number of experts of a layer, more than any real file has.
 const EXPERTS_MAX: usize = 1 << 12;
 
-/// All tensors of a file with this content, except the rotary divisors, which become
-/// part of the configuration, and the layers that draft tokens. `decoder` is the prefix of the
-/// decoder's names.
+/// All tensors of `file`, whose bytes are `content`. The rotary divisors are left out, because they
+/// become part of the configuration. The layers that draft tokens are also left out. `decoder` is
+/// the prefix of the decoder's names.
 pub(super) fn places(
     file: &str,
     header: &Header<'_>,
@@ -94,7 +94,7 @@ pub(super) fn places(
             check_rates(&Settings { file, values: &header.settings }, tensor, &content[place.bytes.clone()])?;
         }
         if place.reading.change != Change::Unchanged {
-            // Changes are made to f32.
+            // Changes are computed in f32.
             place.stored = place.stored.map(|(stored, _)| (stored, TensorType::F32));
         }
         if name.part == SHARED_GATE && tensor.shape.len() == 1 {
@@ -105,7 +105,7 @@ pub(super) fn places(
     places.finish().map_err(damaged)
 }
 
-/// The places of a file's tensors, of which no two may overlap.
+/// The locations of a file's tensors. No two tensors may overlap.
 pub(super) struct Places<'h> {
     header: &'h Header<'h>,
     file_bytes: usize,
@@ -120,7 +120,7 @@ impl<'h> Places<'h> {
         Places { header, file_bytes, matrices, places: BTreeMap::new(), ranges: Vec::new() }
     }
 
-    /// The place of a tensor whose elements are read as they are.
+    /// The location of a tensor whose elements are read unchanged.
     pub fn place(&mut self, tensor: &TensorEntry<'h>) -> Result<StoredTensor, String> {
         let bytes = bytes(tensor, self.header, self.file_bytes)?;
         self.ranges.push((bytes.clone(), tensor.name));
@@ -159,7 +159,7 @@ fn dtype(stored: Stored, tensor: &TensorEntry<'_>, matrices: TensorType) -> Tens
     }
 }
 
-/// The differences between a tensor in the file and in the model.
+/// The conversion of a tensor from the file's form to the model's form.
 fn reading(tensor: &TensorEntry<'_>, part: &str, config: &Config) -> Result<Reading, String> {
     let mut reading = Reading::default();
     if config.architecture.layers == GgufLayers::PairedAttention {
@@ -194,8 +194,8 @@ fn reading(tensor: &TensorEntry<'_>, part: &str, config: &Config) -> Result<Read
     }
 }
 
-/// Refuses rates of decay that have no logarithm, which the model would read as numbers that are
-/// not finite. llama.cpp stores vectors as F32.
+/// Refuses rates of decay for which [`Change::LogOfNegative`] is not finite. Other types than F32
+/// are also refused, because llama.cpp stores vectors as F32.
 fn check_rates(settings: &Settings<'_>, tensor: &TensorEntry<'_>, bytes: &[u8]) -> Result<(), CheckpointError> {
     if stored(tensor.kind) != Some(Stored::Plain(TensorType::F32)) {
         return Err(settings.refused(tensor.name, type_name(tensor.kind), "F32"));
@@ -231,7 +231,7 @@ fn of_each_expert(whole: &StoredTensor, projections: &[&str]) -> Result<Vec<(Str
         return Err(format!("a layer has {experts} experts; the limit is {EXPERTS_MAX}"));
     }
     if !rows.is_multiple_of(count) {
-        return Err(format!("the {rows} rows of an expert are not {count} projections"));
+        return Err(format!("the {rows} rows of an expert cannot be divided into {count} projections"));
     }
     let bytes = whole.bytes.len() / (experts * count);
     let part = |at: usize| {

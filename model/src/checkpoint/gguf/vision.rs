@@ -53,7 +53,8 @@ const OUTSIDE: [(&str, &str); 5] = [
     ("mm.2", "merger.linear_fc2"),
 ];
 const PATCHES: &str = "v.patch_embd";
-/// The kernel for the second frame of a patch. Hugging Face checkpoints have one kernel for both.
+/// The kernel for the second frame of a patch. Hugging Face checkpoints have one kernel for both
+/// frames.
 const SECOND_FRAME: &str = "v.patch_embd.weight.1";
 const POSITIONS: &str = "v.position_embd";
 
@@ -73,7 +74,7 @@ pub(super) struct Encoder {
     pub file: String,
     /// `vision_config`.
     pub config: Value,
-    /// Keys that replace those of the released processors.
+    /// Settings that replace the same settings of the released processors.
     pub pixels: Value,
     /// The limits of a picture's pixels, by their keys in `size`.
     pub limits: Value,
@@ -85,15 +86,16 @@ pub(super) struct Encoder {
 pub(super) struct FoundEncoder {
     /// `None` if no file has a vision encoder that fits the model.
     pub encoder: Option<Encoder>,
-    /// The reason for each file that was left out. Empty if there is an encoder, because files of
-    /// other models do not matter then.
+    /// The reason why each file was skipped. Empty if an encoder was found, because other files do
+    /// not matter then.
     pub skipped_encoders: Vec<CheckpointError>,
 }
 
 impl FoundEncoder {
-    /// Looks for the vision encoder of the model in `path`: the file in the same folder whose name
-    /// contains `mmproj` and whose encoder fits the model. Other files are skipped without an error,
-    /// because the user did not name them. Names of the encoder's tensors start with `prefix`.
+    /// Looks for the vision encoder of the model whose file is `path`: the file in the same folder
+    /// whose name contains `mmproj` and whose encoder fits the model. Other files are skipped
+    /// without an error, because the user did not name them. Names of the encoder's tensors start
+    /// with `prefix`.
     ///
     /// # Errors
     /// [`CheckpointError::Encoders`] if several files fit; [`CheckpointError::Unreadable`] if the
@@ -222,7 +224,7 @@ fn tensors(header: &Header<'_>, file_bytes: usize, prefix: &str) -> Result<BTree
     places.finish()
 }
 
-/// Combines the kernels `[hidden, channels, rows, columns]` of two frames to
+/// Combines the kernels `[hidden, channels, rows, columns]` of two frames into
 /// `[hidden, channels, 2, rows, columns]`.
 fn interleave(first: &mut StoredTensor, second: &StoredTensor) -> Result<(), String> {
     let &[hidden, channels, rows, columns] = first.shape.as_slice() else {

@@ -1,5 +1,5 @@
-//! Requests to the hub for a file and its download. Every header is checked before it becomes
-//! part of a path.
+//! Requests to the hub: the description of a file, and its download. Every header is checked before
+//! it becomes part of a path.
 
 use std::io::{Read, Write};
 use std::time::Duration;

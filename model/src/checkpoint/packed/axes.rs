@@ -19,15 +19,15 @@ pub(super) struct PartShapes {
     pub zero_points: Vec<usize>,
 }
 
-/// Elements of one number of the tensor of packed elements: FP4 numbers are stored in bytes, integers in
-/// words.
+/// Number of packed elements in one number of the stored tensor. FP4 elements are packed in bytes,
+/// integers in 32-bit words.
 fn per_number(scheme: PackedScheme) -> usize {
     if scheme.format.is_fp4() { 8 / scheme.bits } else { scheme.per_word() }
 }
 
 impl Axes {
-    /// The axes of a tensor of `shape`; `None` if a packed weight of this scheme cannot have it. FP4
-    /// numbers form whole groups.
+    /// The axes of a tensor of `shape`; `None` if a packed weight of this scheme cannot have this
+    /// shape. Rows of FP4 numbers must consist of whole groups.
     pub fn of(shape: &[usize], scheme: PackedScheme) -> Option<Self> {
         let (experts, first, second) = match *shape {
             [first, second] => (None, first, second),
@@ -39,7 +39,7 @@ impl Axes {
         is_valid.then_some(Axes { experts, first, second })
     }
 
-    /// The tensors that [`of`](Self::of) accepts, in words.
+    /// A description of the tensors that [`of`](Self::of) accepts, for messages.
     pub fn expected(scheme: PackedScheme) -> &'static str {
         match scheme.format.fp4_group() {
             None => "I32 with two axes",
@@ -48,8 +48,8 @@ impl Axes {
         }
     }
 
-    /// Rows and columns of the matrix, or of each expert. `columns` is the exact number of columns, if
-    /// another tensor has it. Otherwise, the last word is assumed to be full.
+    /// Rows and columns of the matrix, or of each expert. `columns` is the exact number of columns,
+    /// if another tensor gives this number. Otherwise, the last word is assumed to be full.
     pub fn matrix(self, scheme: PackedScheme, columns: Option<usize>) -> [usize; 2] {
         let Axes { first, second, .. } = self;
         match scheme.format {

@@ -8,9 +8,10 @@ use super::scale::ScaleType;
 use super::scheme::{PackedFormat, PackedScheme};
 use crate::checkpoint::stored::TensorType;
 
-/// A packed weight `[rows, columns]` (output and input features), as stored in the file. The lengths
-/// of all parts have been checked. The values of `groups` and scales have not: see
-/// [`bad_group`](Self::bad_group) and [`TensorIndex::bad_scale`](crate::checkpoint::TensorIndex::bad_scale).
+/// A packed weight `[rows, columns]` (output and input features), as stored in the file. The
+/// lengths of all parts have been checked. The values of `groups` and scales have not: see
+/// [`bad_group`](Self::bad_group) and
+/// [`TensorIndex::bad_scale`](crate::checkpoint::TensorIndex::bad_scale).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PackedMatrix<'a> {
     pub scheme: PackedScheme,
@@ -19,8 +20,8 @@ pub struct PackedMatrix<'a> {
     pub(super) words: &'a [u8],
     pub(super) scale_type: ScaleType,
     pub(super) scales: &'a [u8],
-    /// Little-endian f32 that divide or multiply the scales: one, or one for each of several matrices
-    /// with the same number of rows.
+    /// Little-endian f32 that divide or multiply the scales: one, or one for each of several
+    /// matrices with the same number of rows.
     pub(super) factors: Option<&'a [u8]>,
     /// Little-endian words of 32 bits.
     pub(super) zero_points: Option<&'a [u8]>,
@@ -62,7 +63,7 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// Whether each group has adjacent columns, in the order of the groups.
+    /// Whether the columns of each group are adjacent, and the groups are in ascending order.
     pub fn is_in_order(&self) -> bool {
         let Some(groups) = self.groups else { return true };
         let group = self.scheme.group.unwrap_or(self.shape[1]);
@@ -86,8 +87,8 @@ impl<'a> PackedMatrix<'a> {
         })
     }
 
-    /// A stored scale with a factor. Both are f32, as in compressed-tensors (`_dequantize`) and ModelOpt
-    /// (`NVFP4QTensor.dequantize`).
+    /// A stored scale, multiplied or divided by its factor. Both numbers are f32, as in
+    /// compressed-tensors (`_dequantize`) and ModelOpt (`NVFP4QTensor.dequantize`).
     fn scaled(&self, stored: f32, factor: f32) -> f32 {
         if self.scheme.format == PackedFormat::ModelOptNvfp4 { stored * factor } else { stored / factor }
     }
@@ -125,8 +126,8 @@ impl<'a> PackedMatrix<'a> {
         ((stored + added) & self.scheme.mask()) as i32
     }
 
-    /// Writes the unsigned integers of a part of the weight, or the codes of its FP4 numbers, to `out`,
-    /// row by row.
+    /// Writes the unsigned integers of a part of the weight, or the codes of its FP4 numbers, to
+    /// `out`, row by row.
     ///
     /// # Panics
     /// If `out` does not have one byte for each element of the part.
@@ -175,10 +176,10 @@ fn words_of(range: &Range<usize>, per_word: usize) -> impl Iterator<Item = (usiz
 
 /// A scale that is not valid.
 pub(super) struct BadScale {
-    /// Whether it is the f32 that divides or multiplies other scales.
+    /// Whether `value` is a factor that divides or multiplies other scales.
     pub is_factor: bool,
     pub value: f32,
-    /// The requirement, in words.
+    /// The requirement, for messages.
     pub expected: &'static str,
 }
 

@@ -67,14 +67,15 @@ const FLAT_WORDS: &str = "_packed";
 /// A module with a packed weight.
 pub(in crate::checkpoint) struct PackedModule {
     pub name: String,
-    /// Whether the tensors of the module are `name_packed` instead of `name.weight_packed`, and so on.
-    /// llm-compressor writes such names for the experts of a layer (its pull request 3017).
+    /// Whether the names of the module's tensors have the form `name_packed` instead of
+    /// `name.weight_packed`. llm-compressor writes such names for the experts of a layer (its pull
+    /// request 3017).
     pub is_flat: bool,
 }
 
 impl PackedModule {
-    /// The module whose packed elements are the tensor `name` of type `kind`; `None` if the tensor does
-    /// not have packed elements.
+    /// The module whose packed elements are the tensor `name` of type `kind`; `None` if the tensor
+    /// does not have packed elements.
     pub fn of(name: &str, kind: &str, format: PackedFormat) -> Option<Self> {
         // ModelOpt has packed elements under the same name as other weights.
         if format == PackedFormat::ModelOptNvfp4 && kind != format.word_type() {

@@ -11,7 +11,7 @@ use crate::checkpoint::{error::CheckpointError, shard::RawTensor};
 #[derive(Clone, Debug)]
 pub(in crate::checkpoint) struct PackedParts {
     scheme: PackedScheme,
-    /// Rows and columns, or the number of experts, and rows and columns of each.
+    /// `[rows, columns]`, or `[experts, rows, columns]` for the matrices of several experts.
     pub shape: Vec<usize>,
     words: String,
     scales: String,
@@ -24,8 +24,8 @@ pub(in crate::checkpoint) struct PackedParts {
 
 impl PackedParts {
     /// Finds the parts of `module` among the tensors that `raw` returns, and checks their types and
-    /// shapes. A shape is checked against the other tensors of the module. Whether the shape fits the
-    /// model is checked later, when the model claims the weight.
+    /// shapes. A shape is checked against the other tensors of the module. Whether the shape fits
+    /// the model is checked later, when the model claims the weight.
     ///
     /// # Errors
     /// [`CheckpointError::MissingPart`] and [`CheckpointError::PackedTensor`].
@@ -55,7 +55,8 @@ impl PackedParts {
         let axes = axes(&words, scheme, module.is_flat)?;
         let stored_shape = match (shape_tensor, axes.experts) {
             (Some(name), None) => Some(optional(name.clone()).ok_or(CheckpointError::MissingPart { tensor: name })?),
-            // Tools do not agree on the shape of several matrices, and the other parts imply it.
+            // For several matrices, tools store different shapes in this tensor. The tensor is
+            // optional, because the other parts imply it.
             (Some(name), Some(_)) => optional(name),
             (None, _) => None,
         };
@@ -127,7 +128,8 @@ impl PackedParts {
     }
 }
 
-/// The axes of the packed elements. Names without a module are those of experts.
+/// The axes of the packed elements. `is_of_experts` means that the tensor must have an axis for
+/// experts.
 fn axes(
     (name, found): &(String, RawTensor<'_>),
     scheme: PackedScheme,
@@ -140,7 +142,7 @@ fn axes(
     }
 }
 
-/// The shape of the weight, which the file has as two integers.
+/// The shape of the weight, which the file stores as two integers.
 fn read_shape((name, found): &(String, RawTensor<'_>)) -> Result<[usize; 2], CheckpointError> {
     let numbers: Vec<i64> = match (&*found.kind, found.shape) {
         ("I64", [2]) => found.bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect(),

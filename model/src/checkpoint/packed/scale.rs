@@ -14,8 +14,8 @@ pub(super) enum ScaleType {
     F32,
     /// FP8. Scales of NVFP4 have no sign.
     E4m3,
-    /// Powers of two: the byte `e` is 2^(e - 127), and 255 is NaN (E8M0 of the Open Compute Project's
-    /// Microscaling Formats 1.0).
+    /// Powers of two: the byte `e` is 2^(e - 127), and 255 is NaN (E8M0 of the Open Compute
+    /// Project's Microscaling Formats 1.0).
     E8m0,
 }
 
@@ -25,8 +25,8 @@ const E4M3_END: u8 = 0x7f;
 const E8M0_NAN: u8 = 0xff;
 
 impl ScaleType {
-    /// The type with this name in safetensors files; `None` if the scales of `format` cannot have it.
-    /// compressed-tensors stores E8M0 as U8.
+    /// The type with this name in safetensors files; `None` if the scales of `format` cannot have
+    /// it. compressed-tensors stores E8M0 as U8.
     pub fn of(format: PackedFormat, kind: &str) -> Option<Self> {
         match (format, kind) {
             (PackedFormat::Nvfp4 | PackedFormat::ModelOptNvfp4, "F8_E4M3") => Some(ScaleType::E4m3),
@@ -47,8 +47,8 @@ impl ScaleType {
         }
     }
 
-    /// The type in which the elements are read: that of the scales, or BF16 for FP4 numbers, as in
-    /// compressed-tensors.
+    /// The type in which the elements are read: the type of the scales, or BF16 for FP4 numbers, as
+    /// in compressed-tensors.
     pub fn elements(self) -> TensorType {
         match self {
             ScaleType::F16 => TensorType::F16,
@@ -81,7 +81,8 @@ impl ScaleType {
     /// The index of the first scale that is not finite or, for FP4 numbers, has a sign.
     pub fn first_bad(self, scales: &[u8]) -> Option<usize> {
         match self {
-            // Files have one scale for 16 elements, so this loop compares bytes without decoding them.
+            // There are many scales, one for 16 elements, so this search compares bytes without
+            // decoding them.
             ScaleType::E4m3 => scales.iter().position(|code| *code >= E4M3_END),
             ScaleType::E8m0 => scales.iter().position(|exponent| *exponent == E8M0_NAN),
             _ => (0..scales.len() / self.bytes()).find(|at| !self.scale(scales, *at).is_finite()),
@@ -89,7 +90,7 @@ impl ScaleType {
     }
 }
 
-/// The number of an E8M0 code.
+/// The value of an E8M0 code.
 fn power_of_two(exponent: u8) -> f32 {
     match exponent {
         // 2^-127 is below the normal numbers of f32: the first bit of the mantissa is 2^-127.

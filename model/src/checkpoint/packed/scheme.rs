@@ -5,8 +5,8 @@ use std::fmt;
 /// Bits of a word of packed elements.
 const WORD_BITS: usize = 32;
 
-/// The numbers that the codes of FP4 stand for: one sign bit, two bits of exponent and one of mantissa
-/// (E2M1 of the Open Compute Project's Microscaling Formats 1.0). `zero` is the number of code 8.
+/// The values of the FP4 codes, which have one sign bit, two bits of exponent and one of mantissa
+/// (E2M1 of the Open Compute Project's Microscaling Formats 1.0). `zero` is the value of code 8.
 const fn e2m1(zero: f32) -> [f32; 16] {
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, zero, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
 }
@@ -14,8 +14,8 @@ const fn e2m1(zero: f32) -> [f32; 16] {
 /// A file format of packed weights: the kind of elements, their order in a word, and the layout of
 /// scales and zero points.
 ///
-/// A word has `32 / bits` elements. `K` is the number of columns (input features), `N` is the number
-/// of rows (output features) and `G` is the number of groups of a row.
+/// A word has `32 / bits` elements. `K` is the number of columns (input features), `N` is the
+/// number of rows (output features) and `G` is the number of groups of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PackedFormat {
     /// AutoAWQ, version `gemm`: words `[K, N / 8]`, zero points `[G, N / 8]`, scales `[G, N]`. A
@@ -24,19 +24,20 @@ pub enum PackedFormat {
     /// AutoGPTQ: words `[K / 8, N]` along the columns, zero points minus one `[G, N / 8]` along the
     /// rows, scales `[G, N]`.
     Gptq,
-    /// GPTQModel's `gptq_v2`: like [`Gptq`](Self::Gptq), but zero points are stored as they are.
+    /// GPTQModel's `gptq_v2`: like [`Gptq`](Self::Gptq), but zero points are stored without
+    /// subtracting one.
     GptqV2,
-    /// The format `pack-quantized` of compressed-tensors: words `[N, K / 8]` along the columns, zero
-    /// points `[N / 8, G]` along the rows, scales `[N, G]`. Integers and zero points are signed, and
-    /// both are stored with the same offset.
+    /// The format `pack-quantized` of compressed-tensors: words `[N, K / 8]` along the columns,
+    /// zero points `[N / 8, G]` along the rows, scales `[N, G]`. Integers and zero points are
+    /// signed, and both are stored with the same offset.
     CompressedTensors,
     /// The format `nvfp4-pack-quantized` of compressed-tensors: FP4 numbers as bytes `[N, K / 2]`
     /// along the columns, scales `[N, G]` in E4M3, and one f32 that divides the scales.
     Nvfp4,
     /// ModelOpt's `NVFP4`: like [`Nvfp4`](Self::Nvfp4), but the f32 multiplies the scales.
     ModelOptNvfp4,
-    /// The format `mxfp4-pack-quantized` of compressed-tensors: FP4 numbers as bytes `[N, K / 2]` along
-    /// the columns, and scales `[N, G]` that are powers of two (E8M0).
+    /// The format `mxfp4-pack-quantized` of compressed-tensors: FP4 numbers as bytes `[N, K / 2]`
+    /// along the columns, and scales `[N, G]` that are powers of two (E8M0).
     Mxfp4,
 }
 
@@ -50,7 +51,7 @@ impl PackedFormat {
         }
     }
 
-    /// The number of each code; `None` if the elements are integers.
+    /// The value of each code; `None` if the elements are integers.
     pub fn fp4_numbers(self) -> Option<&'static [f32; 16]> {
         const NUMBERS: [f32; 16] = e2m1(-0.0);
         // ModelOpt reads code 8 as 0 without a sign (`e2m1_values` in its `nvfp4_tensor.py`).
@@ -83,7 +84,7 @@ pub struct PackedScheme {
     pub group: Option<usize>,
     /// Whether the file has zero points. Without them, the zero point is half of the range.
     pub has_zero_points: bool,
-    /// Whether columns of a group need not be adjacent, so that the file must have the group of
+    /// Whether the columns of a group need not be adjacent. If so, the file must have the group of
     /// each column.
     pub is_reordered: bool,
 }
@@ -109,8 +110,8 @@ impl PackedScheme {
         self.group.map_or(1, |group| columns.div_ceil(group))
     }
 
-    /// The zero point of a file without zero points. FP4 numbers have no zero point, and the result is
-    /// not used.
+    /// The zero point of a file without zero points. For FP4 numbers, which have no zero point, the
+    /// result is not used.
     pub fn default_zero_point(&self) -> i32 {
         1 << (self.bits - 1)
     }

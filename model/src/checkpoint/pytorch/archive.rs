@@ -37,7 +37,7 @@ pub(super) fn entries(file: &[u8]) -> Result<BTreeMap<&str, Range<usize>>, Strin
         }
         let [whole, packed, offset] = sizes(record, extra).ok_or_else(|| format!("the sizes of {name} are missing"))?;
         if whole != packed {
-            return Err(format!("the entry {name} has {packed} bytes for {whole}"));
+            return Err(format!("the entry {name} is not compressed, but has the sizes {packed} and {whole}"));
         }
         entries.insert(name, content(file, offset, whole).map_err(|reason| format!("{name}: {reason}"))?);
         at = rest + lengths.iter().sum::<usize>();
@@ -98,5 +98,5 @@ fn number(record: &[u8], at: usize, bytes: usize) -> u64 {
 }
 
 fn place(offset: u64) -> Result<usize, String> {
-    usize::try_from(offset).map_err(|_| format!("the offset {offset} is beyond all memory"))
+    usize::try_from(offset).map_err(|_| format!("the offset {offset} is too large for this machine"))
 }

@@ -131,8 +131,8 @@ impl<'f> Reader<'f> {
                 self.insert(entries)?;
             }
             b'R' | 0x81 => self.call()?,
-            // The instruction sets the state of a value. It is ignored, because torch stores only
-            // the versions of modules there.
+            // The instruction sets the state of a value. The state is ignored, because torch stores
+            // only the versions of modules there.
             b'b' => drop(self.pop()?),
             b'Q' => {
                 let name = self.pop()?;

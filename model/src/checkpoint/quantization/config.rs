@@ -1,7 +1,7 @@
 //! `quantization_config` of `config.json`, and `hf_quant_config.json`: the FP8 formats of
 //! transformers, compressed-tensors and ModelOpt. Unknown settings are refused by name.
 //! [`packed_config`](super::packed_config) reads the settings of packed integers, and
-//! [`fp4_config`](super::fp4_config) those of FP4.
+//! [`fp4_config`](super::fp4_config) reads the settings of FP4.
 
 use bursar_kernels::{Quantization, QuantizationScheme, ScaledBy};
 use serde_json::{Map, Value, json};

@@ -52,7 +52,7 @@ impl Hint for QuantizationError {
     fn hint(&self) -> String {
         match self {
             QuantizationError::AlreadyQuantized { .. } => {
-                "leave quantization out to use the checkpoint's own".to_owned()
+                "leave quantization out to use the checkpoint's own format".to_owned()
             }
             QuantizationError::Plain { .. } => {
                 let default = WeightQuantization::default();

@@ -8,8 +8,8 @@ use super::modules::Modules;
 /// Maximum number of characters of a value in an error message.
 const VALUE_CHARS_MAX: usize = 60;
 
-/// Keys of the settings of quantized weights in compressed-tensors 0.20 (`QuantizationArgs`) that are read
-/// or do not change how weights are read.
+/// Keys of the settings of quantized weights in compressed-tensors 0.20 (`QuantizationArgs`) that
+/// are read or do not change how weights are read.
 pub(super) const QUANTIZATION_ARGS: [&str; 11] = [
     "num_bits",
     "type",
@@ -58,7 +58,7 @@ impl<'c> Fields<'c> {
         self.fields.get(name)?.as_str()
     }
 
-    /// The modules of all the lists in `names` that exist.
+    /// The modules in the lists `names`. A list may be missing.
     pub fn modules(&self, names: &[&str]) -> Result<Modules, QuantizationError> {
         let mut entries = Vec::new();
         for name in names {

@@ -19,8 +19,8 @@ pub struct StoredQuantization {
     pub plain: Modules,
 }
 
-/// Packed integers or FP4 numbers in a checkpoint. Integers of 4 bits stay packed where the target has
-/// kernels for them. Other elements are dequantized while they load.
+/// Packed integers or FP4 numbers in a checkpoint. Integers of 4 bits stay packed where the target
+/// has kernels for them. Other elements are dequantized while they load.
 #[derive(Clone, Debug)]
 pub struct PackedQuantization {
     pub method: QuantizationMethod,

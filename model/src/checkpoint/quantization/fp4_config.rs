@@ -1,8 +1,8 @@
-//! The settings of FP4 weights: `nvfp4-pack-quantized` and `mxfp4-pack-quantized` of compressed-tensors,
-//! and NVFP4 of ModelOpt. Unknown settings are refused by name.
+//! The settings of FP4 weights: `nvfp4-pack-quantized` and `mxfp4-pack-quantized` of
+//! compressed-tensors, and NVFP4 of ModelOpt. Unknown settings are refused by name.
 //!
-//! Only weights are FP4 here. Settings of FP4 or FP8 activations are accepted and not used, as in vLLM on
-//! GPUs without FP4 tensor cores.
+//! Only weights are FP4 here. Settings of FP4 or FP8 activations are accepted but not used, as in
+//! vLLM on GPUs without FP4 tensor cores.
 
 use serde_json::{Value, json};
 
@@ -51,8 +51,8 @@ fn require_fp4(weights: &Fields<'_>) -> Result<(), QuantizationError> {
     weights.require_one_of("dynamic", &[json!(false), Value::Null], "false")
 }
 
-/// Checks that activations, if they are quantized, are FP4 or FP8. Other settings of activations do not
-/// change how weights are read.
+/// Checks that activations, if they are quantized, are FP4 or FP8. Other settings of activations do
+/// not change how weights are read.
 fn check_activations(group: &Fields<'_>) -> Result<(), QuantizationError> {
     let activations = Fields::part(group.file, &group.place, group.fields, "input_activations")?;
     let Some(activations) = activations else { return Ok(()) };
@@ -65,8 +65,8 @@ pub(super) fn is_modelopt_nvfp4(part: &Fields<'_>) -> bool {
     part.text("quant_algo").is_some_and(|name| MODELOPT_NAMES.iter().any(|known| known.eq_ignore_ascii_case(name)))
 }
 
-/// Reads the settings of ModelOpt's NVFP4, as in NVIDIA's releases (modelopt 0.47, `convert_hf_config.py`),
-/// except those of the KV cache.
+/// Reads the settings of ModelOpt's NVFP4, as in NVIDIA's releases (modelopt 0.47,
+/// `convert_hf_config.py`), except those of the KV cache.
 pub(super) fn modelopt_nvfp4(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationError> {
     let groups_of_16 = |part: &Fields<'_>| part.require_one_of("group_size", &[json!(16), Value::Null], "16");
     groups_of_16(part)?;

@@ -1,11 +1,11 @@
 //! Quantized weights of a checkpoint and their format, from its configuration or from the user's
 //! choice.
 //!
-//! FP4 numbers and packed integers of 8 bits are dequantized while they load, and integers of 4 bits stay
-//! packed where the target has kernels for them. `packed_config` and `fp4_config` read their settings, and
-//! [`packed`](super::packed) has their arithmetic.
+//! FP4 numbers and packed integers of 8 bits are dequantized while they load, and integers of 4
+//! bits stay packed where the target has kernels for them. `packed_config` and `fp4_config` read
+//! the settings of these formats, and [`packed`](super::packed) has the arithmetic.
 //!
-//! Another format of quantized weights needs an element type in [`stored`](super::stored), a scheme
+//! A new format of quantized weights needs an element type in [`stored`](super::stored), a scheme
 //! ([`bursar_kernels::QuantizationScheme`]), and a function in `config` that reads its settings.
 //! The arithmetic that runs while weights load is in `weights::quantized_numbers`. Memory claims
 //! and the upload query the scheme.

@@ -1,6 +1,6 @@
 //! The settings of packed integers of 4 or 8 bits: AWQ, GPTQ, and `pack-quantized` of
-//! compressed-tensors. Also the groups of modules of all packed formats of compressed-tensors. Unknown
-//! settings are refused by name.
+//! compressed-tensors. This file also reads the module groups of all packed formats of
+//! compressed-tensors. Unknown settings are refused by name.
 
 use serde_json::{Value, json};
 
@@ -150,8 +150,8 @@ fn gptq_scheme(part: &Fields<'_>, base: PackedScheme, is_whole: bool) -> Result<
     Ok(PackedScheme { bits, group, is_reordered, ..base })
 }
 
-/// Reads the settings of a packed format of compressed-tensors as llm-compressor writes them: groups of
-/// modules. `None` if the format is not packed.
+/// Reads the settings of a packed format of compressed-tensors as llm-compressor writes them:
+/// groups of modules. `None` if the format is not packed.
 pub(super) fn compressed_packed(part: &Fields<'_>) -> Result<Option<PackedQuantization>, QuantizationError> {
     let format = part.text("format");
     let Some((format, read)) = COMPRESSED.into_iter().find(|(name, _)| Some(*name) == format) else { return Ok(None) };
@@ -168,7 +168,8 @@ pub(super) fn compressed_packed(part: &Fields<'_>) -> Result<Option<PackedQuanti
             _ => rules.push((group.modules(&["targets"])?, Some(scheme))),
         }
     }
-    // If there is only one group, its scheme applies to every packed weight, even outside its targets.
+    // If there is only one group, its scheme applies to every packed weight, even outside its
+    // targets.
     let scheme = match (&*others, &rules[1..]) {
         ([scheme], _) | ([], [(_, Some(scheme))]) => *scheme,
         ([], _) => return Err(part.refused("config_groups", "a group with the targets [\"Linear\"]")),
@@ -177,8 +178,8 @@ pub(super) fn compressed_packed(part: &Fields<'_>) -> Result<Option<PackedQuanti
     Ok(Some(PackedQuantization { method: QuantizationMethod::CompressedTensors, scheme, rules }))
 }
 
-/// Reads a group of modules with integer weights and unquantized activations (compressed-tensors 0.20,
-/// `QuantizationArgs`).
+/// Reads a group of modules with integer weights and unquantized activations (compressed-tensors
+/// 0.20, `QuantizationArgs`).
 fn integers(group: &Fields<'_>) -> Result<PackedScheme, QuantizationError> {
     group.require_one_of("input_activations", &[Value::Null], "null")?;
     let part = &group.inner("weights")?;
@@ -187,8 +188,8 @@ fn integers(group: &Fields<'_>) -> Result<PackedScheme, QuantizationError> {
     part.require_one_of("symmetric", &[json!(true), json!(false), Value::Null], "true and false")?;
     part.require_one_of("dynamic", &[json!(false), Value::Null], "false")?;
     part.require_one_of("block_structure", &[Value::Null], "null")?;
-    // `weight` changes only the order in which the tool quantized the columns, not their order in the
-    // file.
+    // `weight` changes only the order in which the tool quantized the columns, not their order in
+    // the file.
     let orders = [json!("group"), json!("dynamic"), json!("weight"), json!("static"), json!(false), Value::Null];
     part.require_one_of("actorder", &orders, "group, weight, static and null")?;
     part.refuse_unknown_keys(&QUANTIZATION_ARGS)?;

@@ -6,8 +6,7 @@ use bursar_kernels::{QuantizationScheme, SCALE_BLOCK, Target};
 pub(super) const SUPPORTED: &str = "FP8 (per block of 128 x 128, per channel or per tensor), NVFP4, MXFP4 (compressed-tensors), AWQ (4 bits), or GPTQ or \
      pack-quantized (4 or 8 bits)";
 
-/// Number of rows and of columns of a weight for which a target has kernels if there are kernels for
-/// quantized weights of any shape.
+/// Rows and columns of a weight that every target with kernels for quantized weights supports.
 const USUAL: [usize; 2] = [SCALE_BLOCK; 2];
 
 /// The name of quantized weights that `target` has no kernels for; `None` if it has kernels for a

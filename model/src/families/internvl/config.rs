@@ -216,9 +216,9 @@ fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     }
 }
 
-/// Reads the text model's settings. If the top level does not specify whether the output projection
-/// is tied to the embedding, `lm_head` is used if the checkpoint has it. transformers ties by
-/// default, but only if the tensors are equal.
+/// Reads the text model's settings. If the top level of `config.json` does not specify whether the
+/// output projection is tied to the embedding, the projection is untied if the checkpoint has
+/// `lm_head`. transformers ties by default, but only if the tensors are equal.
 fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
     let (key, none) = (layout.text_key(), Map::new());
     let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);

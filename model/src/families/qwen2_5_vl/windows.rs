@@ -54,7 +54,7 @@ mod tests {
     /// tensor.
     fn recorded(case: &str, tensor: &str) -> Option<Vec<usize>> {
         let path = bursar_golden::path(format!("qwen2_5_vl/cases/{case}.safetensors"));
-        let file = std::fs::read(path).expect("the golden case is there");
+        let file = std::fs::read(path).expect("the golden case exists");
         let tensors = safetensors::SafeTensors::deserialize(&file).expect("safetensors");
         let numbers = tensors
             .tensor(tensor)

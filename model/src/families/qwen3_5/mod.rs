@@ -17,8 +17,9 @@ use crate::{
     checkpoint::{GgufArchitecture, GgufLayers, GgufVision},
 };
 
-/// Describes a GGUF architecture. The first pair has the class and the `model_type` of the model
-/// without its vision encoder, and `whole` has those of the model with its vision encoder.
+/// Describes a GGUF architecture. The first pair is the class and the `model_type` of the model
+/// without its vision encoder. `whole` is the class and the `model_type` of the model with its
+/// vision encoder.
 const fn gguf(
     name: &'static str,
     (class, model_type): (&'static str, &'static str),

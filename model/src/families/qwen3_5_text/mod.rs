@@ -12,7 +12,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config(DecoderConfig);
 
-// The class with experts, and its `model_type`.
+// The architecture name of models with experts, and its `model_type`.
 const MIXED_CLASS: &str = "Qwen3_5MoeForCausalLM";
 const MIXED: &str = "qwen3_5_moe_text";
 

@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 /// say whether other members are allowed. Otherwise small models add members until the reply
 /// reaches its token limit.
 ///
-/// Schemas that an `allOf` of several schemas combines stay open, because each of them names only
-/// some members of the same object. If the schema has such an `allOf` anywhere, all definitions
-/// stay open as well, because the `allOf` may refer to them. Object schemas that name no members
+/// The schemas in an `allOf` with several entries stay open, because each of them names only some
+/// members of the same object. If the schema has such an `allOf` anywhere, all definitions stay
+/// open as well, because the `allOf` may refer to them. Object schemas that name no members
 /// also stay open, because they describe maps.
 pub fn close_objects(schema: &mut Value) {
     let has_joined = has_joined(schema);

@@ -19,7 +19,7 @@ use crate::text::{Thinking, Tokenizer, error::PrivateText};
 const REASON_BYTES_MAX: usize = 400;
 
 /// Compiles grammars for one model. Creating a compiler reads the whole vocabulary, so each model
-/// has a single compiler, created at the first request with a form.
+/// has a single compiler, created at the first request with a reply form.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     vocabulary: Arc<Vocabulary>,
@@ -103,7 +103,7 @@ impl GrammarCompiler {
         parser.map(Parser::new).map_err(|error| refusal(format, &error.to_string()))
     }
 
-    /// Adds the place in the schema to an error, if the place can be found.
+    /// Adds a JSON pointer to the faulty part of the schema to an error, if that part can be found.
     fn placed(&self, format: &OutputFormat, error: GrammarError) -> GrammarError {
         let (OutputFormat::JsonSchema { schema, .. }, GrammarError::Schema { reason }) = (format, &error) else {
             return error;

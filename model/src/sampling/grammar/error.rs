@@ -124,7 +124,9 @@ impl Hint for GrammarError {
             GrammarError::Number { .. } => "ask for such a number as a string, with a `pattern`".into(),
             GrammarError::Regex { .. } => "correct the regular expression; its syntax is that of Rust's regex".into(),
             GrammarError::UnsupportedRegex { .. } => {
-                "the whole reply must match already: leave out look-around, word boundaries and inner anchors".into()
+                "the expression always applies to the whole reply: leave out look-around, word boundaries and inner \
+                 anchors"
+                    .into()
             }
             GrammarError::TooComplex => {
                 "lower repetition counts and the number of properties, alternatives or patterns for one text, or set a bound where the schema has no bound"

@@ -1,5 +1,5 @@
-//! Search for the place of an error in a schema. llguidance reports the error, but
-//! usually not its place.
+//! Search for the part of a schema that causes an error. llguidance reports the error, but usually
+//! not the faulty part.
 
 use serde_json::Value;
 

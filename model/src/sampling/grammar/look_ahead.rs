@@ -185,7 +185,7 @@ fn class(of: &ClassUnicode) -> String {
     let mut text = "[".to_owned();
     for range in of.ranges() {
         let (start, end) = (u32::from(range.start()), u32::from(range.end()));
-        write!(text, r"\x{{{start:x}}}-\x{{{end:x}}}").expect("a String takes every write");
+        write!(text, r"\x{{{start:x}}}-\x{{{end:x}}}").expect("writing to a String cannot fail");
     }
     if of.ranges().is_empty() { r"[^\x{0}-\x{10ffff}]".to_owned() } else { text + "]" }
 }

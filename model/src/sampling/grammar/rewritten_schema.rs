@@ -23,7 +23,7 @@ pub struct NotFollowed {
     pub place: SchemaPlace,
 }
 
-/// Shows the keyword and its place, but does not quote the schema.
+/// Shows the keyword and its position in the schema, but does not quote the schema.
 impl fmt::Display for NotFollowed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "`{}` at {}", self.keyword, self.place)

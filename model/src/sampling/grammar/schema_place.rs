@@ -1,10 +1,10 @@
-//! Places in a JSON schema, for error messages that must not quote names chosen by the caller.
+//! Positions in a JSON schema, for error messages that must not quote names chosen by the caller.
 
 use std::fmt;
 
 use crate::text::error::PrivateText;
 
-/// A place in a schema. Its `Display` form omits the names that the caller
+/// A position in a schema. Its `Display` form omits the names that the caller
 /// chose; [`path`](Self::path) includes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchemaPlace {

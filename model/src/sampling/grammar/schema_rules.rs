@@ -8,8 +8,8 @@ use serde_json::{Map, Number, Value};
 use super::{error::GrammarError, schema_place::SchemaPlace};
 
 /// Keywords that narrow the valid values and that the grammar compiler does not
-/// support. The compiler would refuse them without giving a place or, in a schema of an
-/// older draft, ignore them.
+/// support. The compiler would refuse them without naming their position or, in a schema of
+/// an older draft, ignore them.
 const UNSUPPORTED: [&str; 17] = [
     "$dynamicAnchor",
     "$dynamicRef",

@@ -11,8 +11,8 @@ use super::{error::GrammarError, parser::Parser, vocabulary::Vocabulary};
 ///
 /// The allowed tokens depend only on the tokens produced, so a sequence may be preempted and
 /// recomputed. The grammar keeps a parser that has read the tokens of the last call. The next call
-/// continues after the tokens that both have in common. A clone has a separate parser and separate
-/// caches.
+/// continues after the leading tokens that it shares with the last call. A clone has a separate
+/// parser and separate caches.
 pub struct Grammar {
     vocabulary: Arc<Vocabulary>,
     state: Mutex<State>,

@@ -9,8 +9,8 @@ use crate::text::Tokenizer;
 
 /// Maximum bytes of all tokens: the trie can address 2^22 nodes and has at most one node per byte.
 const BYTES_MAX: usize = (1 << 22) - 1;
-/// Maximum bytes of a token: the trie steps back at most 1,024 levels. Shorter tokens can spell the
-/// text of a longer token.
+/// Maximum bytes of a token: the trie steps back at most 1,024 levels. Longer tokens are left out,
+/// because shorter tokens can spell the same text.
 const TOKEN_BYTES_MAX: usize = 1000;
 /// Maximum number of ids: the trie has 24 bits for an id, and the largest value means "no token".
 const TOKENS_MAX: usize = (1 << 24) - 1;

@@ -1,5 +1,5 @@
-//! Lark rules of a tool call in Qwen's XML format. Each parameter has a rule by its schema: a string
-//! is raw text, and any other value is JSON.
+//! Lark rules of a tool call in Qwen's XML format. A parameter's schema determines its rule: a
+//! string is raw text, and any other value is JSON.
 
 use std::{collections::HashSet, fmt::Write};
 
@@ -28,10 +28,10 @@ const LENGTH_MAX: u64 = 32;
 /// The end of each value.
 const VALUE_END: &str = "\n</parameter>";
 /// A text up to its end tag. It contains neither this tag nor the end of a call, so that the reader
-/// of the reply ends the value where the grammar ends it. Several complements would take several
-/// times the lexer fuel.
+/// of the reply ends the value where the grammar ends it. One complement (`~`) excludes both,
+/// because several complements would take several times the lexer fuel.
 const TEXT: &str = r"/(?s:.*)\n<\/parameter>/ & ~/(?s:.*<\/parameter>.+|.*<\/function>\s*<\/tool_call>.*)/";
-/// Keywords of the whole arguments that are not enforced.
+/// Keywords that are not enforced in the schema of the arguments object itself.
 const NOT_FOLLOWED: [&str; 6] = ["allOf", "anyOf", "maxProperties", "minProperties", "oneOf", "patternProperties"];
 
 /// The rules of the calls of one tool.
@@ -82,7 +82,7 @@ impl<'a> XmlCallRules<'a> {
         Ok(format!("{call} {}", literal("</function>\n</tool_call>")))
     }
 
-    /// The opening tag of a parameter that has none of these names.
+    /// The opening tag of a parameter that has none of the names `named`.
     fn unnamed<'n>(&mut self, named: impl Iterator<Item = &'n String>) -> String {
         let names: Vec<String> = named.map(|name| name.chars().map(escape).collect()).collect();
         let other =
@@ -200,18 +200,18 @@ fn rewritten(tool: &CallableTool) -> CallableTool {
     tool
 }
 
-/// A name that can be written into an opening tag.
+/// Returns `name` if it can be written into an opening tag, and otherwise an error.
 fn checked(name: &str) -> Result<&str, GrammarError> {
     if name.is_empty() || name.trim() != name || name.contains(['<', '>', '\n']) {
-        let reason = "the model's call format has no place for `<`, `>`, line breaks or outer spaces in a name";
+        let reason = "the model's call format does not allow `<`, `>`, line breaks or outer spaces in a name";
         return Err(GrammarError::Schema { reason: PrivateText(reason.to_owned()) });
     }
     Ok(name)
 }
 
 /// A regular expression that matches exactly the texts in which `pattern` is found. `None` if the
-/// pattern cannot be read, does not begin with an anchor, or has other anchors than at its ends. The
-/// search for a pattern at any place would take too much lexer fuel.
+/// pattern cannot be read, does not begin with an anchor, or has anchors other than at its ends. A
+/// pattern that may match at any position would take too much lexer fuel.
 fn matching_whole(pattern: &str) -> Option<String> {
     let pattern = regex_syntax::parse(&regex_to_lark(pattern, "dw")).ok()?;
     let mut parts = match pattern.kind() {

@@ -26,7 +26,7 @@ fn a_jpeg_may_lack_its_end_marker() {
         for rest in [&[0; 100][..], b"some text", b"\xff\xd3 and more", b"\xff\xd9\xff\xd9"] {
             assert_pixels(&format!("{file} and {rest:?}"), [open, rest].concat(), &expected);
         }
-        // Missing pixels are not filled with gray.
+        // A file without half of its pixels is refused. The pixels are not filled with gray.
         assert_damaged(file, &whole[..whole.len() / 2]);
     }
     // Only the end marker of a progressive picture shows whether the picture is complete.

@@ -45,12 +45,12 @@ pub fn tiff(layout: Layout, tags: &[(u16, &[u16])], pieces: &[Vec<u8>]) -> Vec<u
     for (tag, usual) in [(256, WIDTH as u16), (257, HEIGHT as u16), (259, 1), (278, HEIGHT as u16)] {
         tags.entry(tag).or_insert(vec![usual]);
     }
-    let (head_bytes, entry_bytes, room) = if layout.is_big { (16, 20, 8) } else { (8, 12, 4) };
+    let (head_bytes, entry_bytes, inline_bytes) = if layout.is_big { (16, 20, 8) } else { (8, 12, 4) };
     let count = tags.len() + 2;
-    let directory_bytes = if layout.is_big { 8 } else { 2 } + count * entry_bytes + room;
+    let directory_bytes = if layout.is_big { 8 } else { 2 } + count * entry_bytes + inline_bytes;
     let mut outside = Vec::new(); // values, then pieces
     let outside_at = head_bytes + directory_bytes;
-    let values_bytes: usize = tags.values().map(|values| values.len() * 2).filter(|bytes| *bytes > room).sum();
+    let values_bytes: usize = tags.values().map(|values| values.len() * 2).filter(|bytes| *bytes > inline_bytes).sum();
     let lists_bytes = 2 * 4 * pieces.len();
     let starts = pieces.iter().scan(outside_at + values_bytes + lists_bytes, |at, piece| {
         *at += piece.len();
@@ -68,14 +68,14 @@ pub fn tiff(layout: Layout, tags: &[(u16, &[u16])], pieces: &[Vec<u8>]) -> Vec<u
     let mut directory = if layout.is_big { layout.word(count as u64) } else { layout.short(count as u16) };
     for (tag, (kind, count, bytes)) in entries {
         directory.extend([layout.short(tag), layout.short(kind), layout.word(count as u64)].concat());
-        if bytes.len() > room {
+        if bytes.len() > inline_bytes {
             directory.extend(layout.word((outside_at + outside.len()) as u64));
             outside.extend(bytes);
         } else {
-            directory.extend([&bytes[..], &vec![0; room - bytes.len()]].concat());
+            directory.extend([&bytes[..], &vec![0; inline_bytes - bytes.len()]].concat());
         }
     }
-    directory.extend(vec![0; room]);
+    directory.extend(vec![0; inline_bytes]);
     // The lists of a single piece fit in their directory entries, which leaves a
     // gap before the piece.
     outside.resize(values_bytes + lists_bytes, 0);

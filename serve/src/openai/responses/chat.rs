@@ -22,13 +22,13 @@ pub(super) async fn chat(
     turns: &[Arc<HeldTurn>],
     model: &ModelHandle,
     shared: &Shared,
-    room: &mut BodyPermit,
+    permit: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
     let (now, before) = turns.split_last().map_or((None, turns), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|turn| &turn.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|turn| &turn.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
     let drafts = turns::drafts(fields.instructions.as_deref(), before.chain(now))?;
-    let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
+    let (mut chat, places) = draft_message::chat(drafts, model, shared, permit).await?;
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
     chat = chat.tools(std::mem::take(&mut tools.functions));
     chat = chat.tool_choice(choice.clone());

@@ -27,15 +27,15 @@ pub(crate) async fn create(
     Extension(client): Extension<Client>,
     body: JsonBody<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
-    let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
+    let JsonBody { value: ResponsesRequest { mut fields, bytes }, permit } = body;
     let (name, model) = shared.models.ready(fields.model.as_deref())?;
     fields.check()?;
     let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
     let mut turns = before(&fields, &shared, &client)?;
     let OneOrMany(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     turns.push(shared.responses.hold(items, bytes));
-    let mut held = client.hold(1, room)?;
-    let (chat, places) = chat::chat(&fields, &mut tools, &turns, &model, &shared, held.room()).await?;
+    let mut held = client.hold(1, permit)?;
+    let (chat, places) = chat::chat(&fields, &mut tools, &turns, &model, &shared, held.permit()).await?;
     let chat = client.header_params().apply(chat.priority(fields.priority));
     let refused = |error| places.error(error).renamed(&NAMES);
     let reply = shared.served(model.chat(chat).await.map_err(refused)?);
@@ -44,7 +44,7 @@ pub(crate) async fn create(
     let encoder = ResponseEncoder::new(response.clone(), tools);
     let run = |keeping| Run { shared: shared.clone(), encoder, keeping, held };
     if fields.is_in_background() {
-        if !shared.responses.has_room() {
+        if !shared.responses.has_capacity() {
             let error =
                 ApiError::full("the limit of responses in the background is reached").code("responses_exhausted");
             return Err(error.hint("poll one of them until it ends, or cancel one of them"));
@@ -62,7 +62,7 @@ pub(crate) async fn input_tokens(
     Extension(client): Extension<Client>,
     body: JsonBody<ResponsesRequest>,
 ) -> Result<Json<Value>, ApiError> {
-    let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
+    let JsonBody { value: ResponsesRequest { mut fields, bytes }, permit } = body;
     let (_, model) = shared.models.ready(fields.model.as_deref())?;
     fields.check()?;
     let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
@@ -70,8 +70,8 @@ pub(crate) async fn input_tokens(
     let items = fields.input.take().map(|items| items.0).unwrap_or_default();
     turns.push(shared.responses.hold(items, bytes));
     // The memory stays reserved until the prompt is rendered.
-    let mut room = Some(room);
-    let (chat, places) = chat::chat(&fields, &mut tools, &turns, &model, &shared, &mut room).await?;
+    let mut permit = Some(permit);
+    let (chat, places) = chat::chat(&fields, &mut tools, &turns, &model, &shared, &mut permit).await?;
     let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.token_ids.len()})))
 }

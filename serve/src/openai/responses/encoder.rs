@@ -199,7 +199,7 @@ impl ResponseEncoder {
         events
     }
 
-    /// Returns the events after the client has cancelled the response. OpenAI defines no event for
+    /// Returns the events after the client has canceled the response. OpenAI defines no event for
     /// a cancellation, so the last event's name follows the pattern of the other names.
     pub(super) fn cancel(&mut self) -> Vec<Value> {
         let mut events = self.close(false);

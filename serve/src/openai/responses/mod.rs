@@ -1,5 +1,5 @@
-//! OpenAI's Responses API: replies that are stored for a while, so that later
-//! requests can continue them.
+//! OpenAI's Responses API: replies that are stored in memory, so that later requests can continue
+//! them.
 
 mod chat;
 pub(crate) mod create;

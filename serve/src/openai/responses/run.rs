@@ -119,7 +119,7 @@ impl Run {
             };
             if is_last {
                 access::ended(&self.encoder.response);
-                // A cancelled reply must release its resources before this task waits
+                // A canceled reply must release its resources before this task waits
                 // for a slow client.
                 drop((reply, std::mem::take(&mut self.held)));
                 return watch(&events, &mut watcher).await;

@@ -48,8 +48,8 @@ pub(crate) struct HeldTurn {
     held: Held,
 }
 
-/// Size of a [`HeldTurn`] in bytes. The size counts toward the total from when a response first stores
-/// the items until the items are dropped.
+/// Size of a [`HeldTurn`] in bytes. The size counts toward the total from the time when a response
+/// first stores the items until the items are dropped.
 struct Held {
     bytes: usize,
     total: Arc<AtomicUsize>,
@@ -88,7 +88,7 @@ impl Responses {
     }
 
     /// Whether another background response may start. Running responses are never evicted.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_capacity(&self) -> bool {
         let kept = self.lock();
         kept.len() < self.count_max && self.bytes.load(Relaxed) <= self.bytes_max
             || kept.iter().any(|kept| !kept.state().is_running())
@@ -105,7 +105,7 @@ impl Responses {
         kept
     }
 
-    /// Records the end of a stored response. A response that was cancelled stays cancelled.
+    /// Records the end of a stored response. A response with the status `cancelled` is not changed.
     pub(super) fn ended(&self, kept: &StoredResponse, response: &Value) {
         let items = response["output"].as_array().into_iter().flatten().filter_map(|item| Item::deserialize(item).ok());
         let answer = self.hold(items.collect(), response.to_string().len());
@@ -245,7 +245,7 @@ mod tests {
     fn running_responses_are_never_evicted() {
         let store = Responses::new(2, 100);
         let running = [asked(&store, None, "a", 10), asked(&store, None, "b", 10)];
-        assert!(!store.has_room());
+        assert!(!store.has_capacity());
         let _large = store.hold(Vec::new(), 1000);
         drop(asked(&store, None, "c", 10));
         assert_eq!(ids(&store), ["a", "b", "c"]);
@@ -267,7 +267,7 @@ mod tests {
         ended(&store, &second);
         drop(second);
         drop(asked(&store, None, "c", 90));
-        assert_eq!(ids(&store), ["c"], "response b was evicted to make room for response c");
+        assert_eq!(ids(&store), ["c"], "response b was evicted for response c");
         assert_eq!(store.bytes.load(Relaxed), 90);
     }
 

@@ -67,7 +67,7 @@ pub(crate) async fn cancel(
 ) -> Result<Json<Value>, ApiError> {
     let kept = shared.responses.of(client.key(), &id)?;
     if kept.response()["background"] != true {
-        let error = ApiError::invalid("response_id", "only background responses can be cancelled");
+        let error = ApiError::invalid("response_id", "only background responses can be canceled");
         return Err(error.hint("close the connection instead"));
     }
     kept.stop("cancelled");

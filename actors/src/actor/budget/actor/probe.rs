@@ -159,13 +159,13 @@ impl BudgetState {
         }
     }
 
-    /// Bytes that this process holds outside leases and overhead. It should be 0. `None` if
-    /// the driver does not report memory per process.
+    /// Bytes that this process holds outside leases and overhead. The number should be 0.
+    /// `None` if the driver does not report memory per process.
     ///
     /// Without the driver's figure (`Device::process_bytes`), drift cannot be distinguished from
     /// foreign memory: both are used memory that the budget has no record of. The ledger counts
     /// drift as foreign in any case, so that all used memory together never exceeds the device
-    /// (rule 1).
+    /// (rule 1 of `docs/rules.md`).
     pub(super) fn drift(&self) -> Option<Bytes> {
         let held = self.bytes_outside_leases()?;
         Some(held.saturating_sub(self.mailbox.books().outside_leases))

@@ -1,4 +1,4 @@
-//! Tests of a budget whose actor dies, and of askers that disappear.
+//! Tests of a budget whose actor dies, and of callers that end before they get an answer.
 
 use bursar_budgets::testing::HostControl;
 use bursar_budgets::{Device, HostConfig, HostDevice, LeaseState, LedgerConfig, Priority, Segment};
@@ -59,7 +59,7 @@ fn owner(generation: u64) -> Owner {
 #[tokio::test]
 async fn a_lease_request_is_withdrawn_when_its_caller_is_aborted() {
     let bed = Bed::new().await;
-    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("the budget has room for the lease");
+    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("the budget has memory for a lease");
     let asker = tokio::spawn({
         let budget = bed.budget.clone();
         async move { budget.lease(Class::external("mine"), Bytes::mib(1)).await.map(drop) }
@@ -89,11 +89,11 @@ async fn a_lease_granted_to_a_dropped_responder_is_released() {
 #[tokio::test]
 async fn lease_events_report_each_change_but_no_withdrawal() {
     let bed = Bed::new().await;
-    let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("the budget has room for the lease");
+    let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("the budget has memory for a lease");
     bed.budget
         .resize(tree::RESIZE_FOR_ENGINE, &lease, Bytes::mib(60))
         .await
-        .expect("the budget has room for the lease");
+        .expect("the budget has memory for a lease");
     bed.budget.try_lease(Class::external("mine"), Bytes::mib(1)).await.expect_err("only the canary is free");
     let asker = tokio::spawn({
         let budget = bed.budget.clone();
@@ -124,7 +124,7 @@ async fn lease_events_report_each_change_but_no_withdrawal() {
 #[tokio::test]
 async fn a_repeated_death_report_is_answered_every_time() {
     let bed = Bed::new().await;
-    let lease = bed.lease(&owner(3), Bytes::mib(2)).await.expect("the budget has room for the lease");
+    let lease = bed.lease(&owner(3), Bytes::mib(2)).await.expect("the budget has memory for a lease");
     for _ in 0..3 {
         bed.budget.clear(owner(3)).await.expect("the budget answers");
         assert!(bed.snapshot().await.leases.is_empty());
@@ -140,7 +140,7 @@ async fn a_repeated_death_report_is_answered_every_time() {
 async fn lease_releases_during_a_budget_restart_reach_the_successor() {
     let mut bed = Bed::new().await;
     let (kept, dropped) = (bed.lease(&owner(0), Bytes::mib(2)).await, bed.lease(&owner(0), Bytes::mib(3)).await);
-    let kept = kept.expect("the budget has room for the lease");
+    let kept = kept.expect("the budget has memory for a lease");
     bed.kill().await;
     drop(dropped);
     bed.succeed().await;
@@ -154,7 +154,7 @@ async fn lease_releases_during_a_budget_restart_reach_the_successor() {
 #[tokio::test]
 async fn pending_requests_are_repeated_to_the_budgets_successor() {
     let mut bed = Bed::new().await;
-    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("the budget has room for the lease");
+    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("the budget has memory for a lease");
     let waiting = tokio::spawn({
         let budget = bed.budget.clone();
         async move { budget.lease(Class::external("mine"), Bytes::mib(1)).await }
@@ -193,7 +193,7 @@ async fn a_closed_mailbox_releases_memory_only_after_its_fence() {
     let bed = Bed::new().await;
     let lane = bed.device.timeline();
     let backed = async |generation| {
-        let lease = bed.lease(&owner(generation), Bytes::mib(2)).await.expect("the budget has room for the lease");
+        let lease = bed.lease(&owner(generation), Bytes::mib(2)).await.expect("the budget has memory for a lease");
         let segment =
             Segment::reserve(bed.device.clone(), Bytes::mib(2), lease).expect("the addresses can be reserved");
         segment.back_to(Bytes::mib(2)).expect("the segment is backed");
@@ -224,7 +224,7 @@ async fn a_closed_mailbox_releases_memory_only_after_its_fence() {
 #[tokio::test]
 async fn a_budgets_successor_unbacks_memory_that_its_predecessor_backed() {
     let mut bed = Bed::new().await;
-    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
+    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has memory for a lease");
     let device: Arc<dyn Device> = bed.device.clone();
     let segment = Segment::reserve(device, Bytes::mib(2), lease).expect("the addresses can be reserved");
     segment.back_to(Bytes::mib(2)).expect("the segment is backed");
@@ -241,7 +241,7 @@ async fn a_budgets_successor_unbacks_memory_that_its_predecessor_backed() {
 async fn a_budgets_successor_waits_for_the_fences_of_leases() {
     let mut bed = Bed::new().await;
     let lane = bed.device.timeline();
-    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
+    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has memory for a lease");
     let step = lane.issue();
     let clearing = tokio::spawn({
         let budget = bed.budget.clone();
@@ -263,8 +263,8 @@ async fn a_budgets_successor_waits_for_the_fences_of_leases() {
 #[tokio::test]
 async fn a_budgets_successor_keeps_gates_frozen_and_lease_numbers_unique() {
     let mut bed = Bed::new().await;
-    let kept = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
-    let gone = bed.lease(&owner(0), Bytes::mib(1)).await.expect("the budget has room for the lease");
+    let kept = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has memory for a lease");
+    let gone = bed.lease(&owner(0), Bytes::mib(1)).await.expect("the budget has memory for a lease");
     let number = gone.id();
     bed.budget.clear(Owner::new("nobody", 0)).await.expect("the budget answers");
     bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("the budget answers").expect("the gate moves");
@@ -274,7 +274,7 @@ async fn a_budgets_successor_keeps_gates_frozen_and_lease_numbers_unique() {
     bed.succeed().await;
     assert_eq!(bed.snapshot().await.gates[0].gate, Gate::Frozen);
     let mine = bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("tenants get leases");
-    assert!(mine.id() > number, "a late return of lease {number} must not hit a new lease");
+    assert!(mine.id() > number, "a late return of lease {number} must not release a new lease");
     drop((kept, mine));
 }
 
@@ -305,7 +305,7 @@ async fn until_held(device: &HostDevice) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
     let mut bed = Bed::new().await;
-    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("the budget has room for the lease");
+    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("the budget has memory for a lease");
     let device: Arc<dyn Device> = bed.device.clone();
     let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("the addresses can be reserved");
     segment.back_to(Bytes::mib(8)).expect("the segment is backed");
@@ -317,7 +317,7 @@ async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
     });
     until_held(&bed.device).await;
     let ledger = bed.snapshot().await;
-    assert_eq!(ledger.granted, Bytes::mib(8), "no byte is free before the device has it: {ledger}");
+    assert_eq!(ledger.granted, Bytes::mib(8), "no byte counts as free before the device has reclaimed it: {ledger}");
     let mine =
         bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("other owners get leases meanwhile");
     bed.kill().await;
@@ -379,7 +379,7 @@ async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
         "{error:?}"
     );
     bed.device.foreign_gives_back(Bytes::mib(15));
-    assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20), "the budget has not looked at the device since");
+    assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20), "the budget has not measured the device since");
     assert_eq!(bed.budget.measure().await.expect("the budget answers").foreign, Bytes::mib(5));
     bed.budget
         .try_lease(Class::external("mine"), Bytes::mib(41))
@@ -390,7 +390,7 @@ async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
 #[tokio::test]
 async fn the_budget_frees_the_leases_of_a_lost_device() {
     let bed = Bed::new().await;
-    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("the budget has room for the lease");
+    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("the budget has memory for a lease");
     let device: Arc<dyn Device> = bed.device.clone();
     let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("the addresses can be reserved");
     segment.back_to(Bytes::mib(8)).expect("the segment is backed");

@@ -1,4 +1,4 @@
-//! The serving actors, and the other data types of a production engine.
+//! The serving actors, and the types that a production engine uses for [`Parts`].
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     vision::VisionMessage,
 };
 
-/// The data types of a production engine. Tests of the state machine use names instead.
+/// The [`Parts`] of a production engine. Tests of the state machine use strings instead.
 pub struct ActorParts;
 
 impl Parts for ActorParts {

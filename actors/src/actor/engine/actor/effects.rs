@@ -224,12 +224,12 @@ impl EngineState {
         let (options, is_host) = (self.arguments.options.clone(), self.arguments.device.is_host_memory());
         let (budget, model) = (self.arguments.budget.clone(), self.arguments.label.clone());
         let knobs = async move {
-            let room = budget.measure_after_refusal().await.ok().map(|ledger| ledger.room_of(&model));
+            let capacity = budget.measure_after_refusal().await.ok().map(|ledger| ledger.capacity_of(&model));
             let work = move || {
-                let place = MemoryState { is_host, ..MemoryState::of_available(room.unwrap_or_default(), page) };
+                let place = MemoryState { is_host, ..MemoryState::of_available(capacity.unwrap_or_default(), page) };
                 let (model, pictures, options) = (&*unloaded, pictures.as_deref(), &options);
                 let question = Question { model, pictures, checkpoint: None, target, options, place };
-                advice(&question, target_tokens, missing, room)
+                advice(&question, target_tokens, missing, capacity)
             };
             tokio::task::spawn_blocking(work).await.expect("a plan that succeeded before succeeds again")
         };

@@ -1,7 +1,7 @@
 //! Opaque data that phases own and the state machine only moves.
 
 /// Types of the data that an engine owns. The state machine only moves this data, so tests use
-/// names in place of the data.
+/// strings in place of the data.
 pub trait Parts {
     /// The plan without its worst cases.
     type Plan: Clone;

@@ -248,10 +248,10 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    /// Stops the serving actors. The KV cache shrinks to the target of the log, or by five percent
-    /// if it is already that small; a size that the user fixed is kept. Then successors of the
-    /// actors repeat the refused work. Weights, workspaces and graphs are kept. A pending restart
-    /// is merged into the new restart.
+    /// Stops the serving actors. The KV cache shrinks to the attempt log's target, or by five
+    /// percent if it is already that small. A size that the user fixed is kept. Then successors of
+    /// the actors repeat the refused work. Weights, workspaces and graphs are kept. A pending
+    /// restart is merged into the new restart.
     fn refused(&mut self, which: WhichLane, generation: u64, error: LaneError, step: &mut Step<'_, P>) {
         if self.serves_on(which, generation) {
             step.effect(Effect::CheckDevice);

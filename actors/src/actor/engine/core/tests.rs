@@ -1,5 +1,5 @@
-//! Tests of the engine state machine, which compare its effects as text. All owned data
-//! is replaced by names.
+//! Tests of the engine state machine, which compare its effects as text. All data that the
+//! effects own is replaced by strings.
 
 use bursar_budgets::{Bytes, DeviceError};
 use bursar_kernels::KernelError;
@@ -15,7 +15,7 @@ use crate::{
 
 mod serving;
 
-/// Engine data that consists only of names.
+/// The engine's data types, replaced by strings.
 struct Names;
 
 impl Parts for Names {
@@ -190,7 +190,7 @@ impl Bed {
     }
 }
 
-/// Formats an effect as text, `None` if the effect has no text.
+/// Formats an effect as text. Returns `None` for an effect that tests do not show.
 fn described(effect: &Effect<Names>) -> Option<String> {
     Some(match effect {
         Effect::Load { attempt } => format!("load for {attempt}"),

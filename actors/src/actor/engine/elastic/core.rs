@@ -202,7 +202,7 @@ mod tests {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(0)), Some(Change::Shrink { to: 16 }));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
-        assert_eq!(pool.step(Input::GiveUp(3)), None, "a pool at its floor has nothing left to give");
+        assert_eq!(pool.step(Input::GiveUp(3)), None, "a pool at its floor has no blocks to give up");
     }
 
     #[test]

@@ -12,19 +12,19 @@ use crate::{
 /// Returns suggestions for an attempt with `target_tokens` of KV cache that was refused memory.
 /// Each suggestion, a smaller KV cache or a lower limit, would have freed the `missing` bytes.
 ///
-/// `room` is all memory that the model could lease now, if known. If other processes use so much
-/// memory that no number of tokens fits, only lower limits are suggested. Knobs that would claim
-/// more of the device are left out.
+/// `capacity` is all memory that the model could lease now, if known. If other processes use so
+/// much memory that no number of tokens fits, only lower limits are suggested. Knobs that would
+/// claim more of the device are left out.
 pub(crate) fn advice(
     question: &Question<'_>,
     target_tokens: usize,
     missing: Bytes,
-    room: Option<Bytes>,
+    capacity: Option<Bytes>,
 ) -> Vec<Suggestion> {
     let Ok((inputs, needs)) = question.needs() else { return Vec::new() };
     let (kv, page) = (question.options.kv(), question.place.page);
     let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
-    let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes::MAX));
+    let available = least.saturating_sub(missing).min(capacity.unwrap_or(Bytes::MAX));
     // If the user set a fraction, it applied to the memory that was available during the attempt.
     // For a suggestion, the smallest KV cache is enough, so the fraction is ignored.
     let options = question.options.clone().with_all_memory();
@@ -39,11 +39,11 @@ pub(crate) fn advice(
     let blocks = target_tokens / BLOCK_TOKENS;
     let block = needs.kv_shape.block_bytes() * needs.kv_shape.layers as u64;
     let by_bytes = blocks.saturating_sub(missing.div_ceil(block.max(Bytes(1))) as usize);
-    let by_room = room.map_or(usize::MAX, |room| match (room + needs.probe()).checked_sub(least) {
+    let by_capacity = capacity.map_or(usize::MAX, |capacity| match (capacity + needs.probe()).checked_sub(least) {
         Some(left) if left >= needs.probe() => KvMemory::blocks_in(needs.kv_shape, left, page),
         _ => 0,
     });
-    let tokens = shrunk(blocks, 1).min(by_bytes).min(by_room) * BLOCK_TOKENS;
+    let tokens = shrunk(blocks, 1).min(by_bytes).min(by_capacity) * BLOCK_TOKENS;
     let to = (tokens / BLOCK_TOKENS >= needs.context_blocks).then_some(Change::Count(tokens as u64));
     let names = &question.options.names;
     let frees = block * (blocks - (tokens / BLOCK_TOKENS).min(blocks)) as u64;
@@ -66,10 +66,10 @@ mod tests {
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         let place = MemoryState { is_host: true, ..MemoryState::of_available(Bytes::ZERO, page) };
         let pictures = checkpoint.image_processor.as_ref();
-        let asked = |options: &LoadOptions, room| {
+        let asked = |options: &LoadOptions, capacity| {
             let question = Question { model: &model, pictures, checkpoint: None, target, options, place };
             let least = question.needs().expect("the requirements can be planned").1.memory_plan().total();
-            (advice(&question, 1 << 20, Bytes::mib(4), room), least)
+            (advice(&question, 1 << 20, Bytes::mib(4), capacity), least)
         };
         let kv = |knobs: &[Suggestion]| {
             let kv = knobs.iter().find(|knob| knob.knob.starts_with("kv_")).expect("the advice names the knob");
@@ -77,8 +77,8 @@ mod tests {
         };
         let sized = LoadOptions::small();
         let (_, least) = asked(&sized, None);
-        for room in [None, Some(least), Some(least * 8)] {
-            assert!(kv(&asked(&sized, room).0).is_some(), "{room:?}");
+        for capacity in [None, Some(least), Some(least * 8)] {
+            assert!(kv(&asked(&sized, capacity).0).is_some(), "{capacity:?}");
         }
         // No limit can be lowered far enough either: the weights by themselves need more memory.
         let (knobs, _) = asked(&sized, Some(Bytes::mib(4)));
@@ -90,11 +90,11 @@ mod tests {
             (LoadOptions { kv_tokens: Some(1 << 20), ..sized.clone() }, "kv_tokens"),
             (LoadOptions { kv_bytes: Some(Bytes::gib(2)), ..sized.clone() }, "kv_bytes"),
         ] {
-            let room = least + Bytes::mib(64);
-            let (knobs, _) = asked(&pinned, Some(room));
+            let capacity = least + Bytes::mib(64);
+            let (knobs, _) = asked(&pinned, Some(capacity));
             let named = knobs.iter().find(|knob| knob.knob == name).expect("the advice names the knob");
             let changed = named.over(&pinned).expect("the knob has a value");
-            let place = MemoryState { total: room, ..place };
+            let place = MemoryState { total: capacity, ..place };
             let question = Question { model: &model, pictures, checkpoint: None, target, options: &changed, place };
             let (inputs, needs) = question.needs().expect("the requirements can be planned");
             question.settled(&inputs, &needs).unwrap_or_else(|unfit| panic!("{name}: {unfit}"));

@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl Question<'_> {
-    /// Returns the KV cache tokens of a start. `None` if the model does not fit. Unlike a
-    /// [`Forecast`], this does not look for changes that would help.
+    /// Returns the KV cache tokens of a start. `None` if the model does not fit. Unlike
+    /// [`Forecast::of`], this method does not look for changes that would help.
     ///
     /// # Errors
     /// The errors of [`needs`](Self::needs).
@@ -27,8 +27,8 @@ impl Question<'_> {
     /// Returns the KV cache blocks of a start with `needs`.
     ///
     /// # Errors
-    /// The resource that is missing. Unlike [`settled`](Self::settled), this does not look for changes
-    /// that would help.
+    /// The resource that is missing. Unlike [`settled`](Self::settled), this method does not look
+    /// for changes that would help.
     pub fn kv_blocks(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Result<usize, Shortfall> {
         settle(needs, &inputs.envelope, &self.options.kv(), &self.place)
     }
@@ -51,8 +51,8 @@ pub struct Forecast {
     pub inputs: EffectiveLimits,
     /// The attention layers, in groups that share block tables.
     pub cache_groups: CacheGroups,
-    /// KV cache tokens at READY. Each token counts once in each cache group. 0 if the model does not
-    /// fit.
+    /// KV cache tokens at READY. Each token counts once in each cache group. 0 if the model does
+    /// not fit.
     pub kv_tokens: usize,
     /// The memory plan, with one line per claimant. If the model fits, the KV cache has its size at
     /// READY. Otherwise the KV cache has the minimum size, or the size that the user fixed.

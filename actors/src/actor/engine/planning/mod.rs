@@ -1,5 +1,5 @@
-//! Pure: forecast of a start from a plan, with its sizes, the memory that it lacks, and the changes
-//! that would help.
+//! Pure: forecast of a start from a plan: the sizes, the missing memory, and the changes that would
+//! make the model fit.
 
 mod advice;
 mod forecast;

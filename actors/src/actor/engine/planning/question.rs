@@ -111,8 +111,8 @@ pub(super) fn settle(
     let (claimed, probe) = (needs.memory_plan().total(), needs.probe());
     let outside_pool = place.overhead.saturating_add(claimed).saturating_sub(probe);
     let left = available.saturating_sub(claimed);
-    let room = KvCapacity { total: place.total, outside_pool, available: left, probe, is_host: place.is_host };
-    let blocks = kv.sizing(&room, shape, page).blocks(shape, page);
+    let capacity = KvCapacity { total: place.total, outside_pool, available: left, probe, is_host: place.is_host };
+    let blocks = kv.sizing(&capacity, shape, page).blocks(shape, page);
     if let Some(tokens) = needs.too_few_tokens(blocks, envelope) {
         return Err(Shortfall::Tokens { tokens, context_tokens: envelope.context_tokens });
     }

@@ -202,8 +202,8 @@ impl Search<'_> {
         Some(self.suggestion(knob, Change::KvShare(now), to.map(Change::KvShare), Bytes::ZERO))
     }
 
-    /// Suggests to quantize the weights of an unquantized checkpoint while they load: in FP8 if that
-    /// is enough, because it changes replies less, and otherwise in 4 bits.
+    /// Suggests quantizing the weights of an unquantized checkpoint while they load: to FP8 if that
+    /// is enough, because FP8 changes replies less, and otherwise to 4 bits.
     fn quantization(&self) -> Option<Suggestion> {
         let Question { checkpoint, target, model, options, .. } = *self.question;
         let (checkpoint, ranks) = (checkpoint.filter(|_| options.quantization.is_none())?, model.rank().of());

@@ -11,7 +11,7 @@ use super::Suggestion;
 
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum Shortfall {
-    /// Memory is missing for the model's minimum, or for a fixed size of the KV cache.
+    /// There is too little memory for the model's minimum, or for a KV cache of fixed size.
     #[error(
         "it needs {} ({needed}), but only {} ({available}) can be leased: {} ({short_by}) short",
         needed.exact(),
@@ -30,7 +30,7 @@ pub enum Shortfall {
     },
 }
 
-/// Why a start will not become READY. A plan and a start report this error with the same text.
+/// Reason why a start cannot reach READY. A plan and a start report this error with the same text.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("the model does not fit: {shortfall}")]
 pub struct Unfit {

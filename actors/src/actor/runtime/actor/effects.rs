@@ -88,7 +88,7 @@ impl CarryOut for RuntimeState {
             }
             Effect::Stop => myself.stop(None),
             Effect::BeginSleep { name, load, level, within, stayed_busy } => {
-                let within = within.unwrap_or_else(|| self.time_to_make_room(&name, stayed_busy));
+                let within = within.unwrap_or_else(|| self.time_to_free_memory(&name, stayed_busy));
                 self.begin_sleep(myself, name, load, level, within);
             }
             Effect::ReleaseEngine { name, load, level } => self.release_engine(myself, name, load, level),

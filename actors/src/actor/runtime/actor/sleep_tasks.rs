@@ -31,9 +31,9 @@ impl RuntimeState {
 
     /// Returns how long running requests may still take if the sleep was not requested by a caller.
     /// Requests that arrive in the meantime wait, and fail if they are not admitted within
-    /// `wake_within`. The time is therefore half of `wake_within` at first. It doubles each time
-    /// that the running requests did not end in time.
-    pub(super) fn time_to_make_room(&self, name: &str, stayed_busy: u32) -> Duration {
+    /// `wake_within`. The returned time is therefore half of `wake_within` at first. It doubles
+    /// each time that the running requests did not end in time.
+    pub(super) fn time_to_free_memory(&self, name: &str, stayed_busy: u32) -> Duration {
         (self.engines[name].arguments.options.wake_within / 2).saturating_mul(2u32.pow(stayed_busy.min(20)))
     }
 
@@ -141,7 +141,7 @@ impl RuntimeState {
                 lacks_memory: self.lacks(name, &error).is_some(),
             },
             None => NotWoken {
-                reason: "no other model could make room for it".into(),
+                reason: "no other model could free memory for it".into(),
                 hint: "wake the model again".into(),
                 lacks_memory: true,
             },

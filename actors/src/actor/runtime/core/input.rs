@@ -11,7 +11,7 @@ use crate::{
     supervise::Intensity,
 };
 
-/// Types that the core passes on without looking at them.
+/// Types that the core passes on without inspecting them.
 pub trait Parts {
     /// The model to load, and the callbacks for its start.
     type LoadRequest;

@@ -16,8 +16,8 @@ pub struct Model<W, S> {
     pub sleep_state: SleepState<S>,
     /// The model is put to sleep when it has had no request for this long.
     pub sleep_after: Option<Duration>,
-    /// Number of times in a row that the model was asked to make room and its requests did not end
-    /// in time.
+    /// Number of times in a row that the model was asked to free memory and its requests did not
+    /// end in time.
     pub stayed_busy: u32,
     life: Life,
     /// Callers that wait for the end of the model. `Some` once the model is unloading.

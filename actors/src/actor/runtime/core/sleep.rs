@@ -105,8 +105,8 @@ impl<P: Parts> RuntimeCore<P> {
 
     /// Lets the first model in the queue try to start, once no other model is in transition. If
     /// that model has already tried and did not fit, requests idle reports to find a model that
-    /// could make room. If `Rules::turn` is not set, models do not make room for each other and do
-    /// not wait for each other.
+    /// could free memory. If `Rules::turn` is not set, models do not free memory for each other and
+    /// do not wait for each other.
     fn admit_waiting(&mut self) {
         if self.lost.is_some() {
             return;
@@ -149,13 +149,13 @@ impl<P: Parts> RuntimeCore<P> {
                 self.effects.push(Effect::ReleaseEngine { name, load, level: None });
             }
             (SleepState::Draining(Draining { reason, sleepers, .. }), Err(error)) => {
-                model.stayed_busy += u32::from(reason == SleepReason::MakeRoom);
+                model.stayed_busy += u32::from(reason == SleepReason::FreeMemory);
                 self.effects.push(Effect::StayAwake { name: name.clone() });
                 match reason {
                     SleepReason::Call => self.answer_sleepers(sleepers.each, Err(error)),
                     // Callers that joined later may allow the requests more time, so the model
                     // tries again on their behalf.
-                    SleepReason::Idle | SleepReason::MakeRoom => self.sleep_all(&name, load, sleepers),
+                    SleepReason::Idle | SleepReason::FreeMemory => self.sleep_all(&name, load, sleepers),
                 }
                 self.admit_waiting();
             }
@@ -223,7 +223,7 @@ impl<P: Parts> RuntimeCore<P> {
         let load = model.load;
         match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
             SleepState::Waking(waiting) => self.release_engine_after(name, load, waiting, may_wait),
-            // The model became READY and then failed, before the READY was reported here.
+            // The model became READY and then failed, before the core received `Woken`.
             sleep_state => {
                 let has_engine = sleep_state.has_engine();
                 model.sleep_state = sleep_state;
@@ -279,7 +279,7 @@ impl<P: Parts> RuntimeCore<P> {
         let idle = awake().filter(|(seen, _)| seen.idle_for.is_some()).max_by_key(|(seen, _)| seen.idle_for);
         let longest = awake().filter(|(_, since)| now.saturating_sub(*since) >= turn).min_by_key(|(_, since)| *since);
         if let Some((victim, _)) = idle.or(longest) {
-            return self.begin_sleep(victim.name.clone(), SleepReason::MakeRoom);
+            return self.begin_sleep(victim.name.clone(), SleepReason::FreeMemory);
         }
         let busy: Vec<String> = awake().map(|(seen, _)| seen.name.clone()).collect();
         if busy.is_empty() {
@@ -289,7 +289,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Refuses the first model in the queue, because no model is left that could make room for it.
+    /// Refuses the first model in the queue, because no other model could free memory for it.
     fn refuse_first_waiting(&mut self) {
         let Some(name) = self.waiting.pop_front() else { return };
         let Some(model) = self.models.get_mut(&name) else { return };
@@ -351,7 +351,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.answer_sleepers(sleepers, Err(SleepError::Stopped { reason: "it has ended".into() }));
     }
 
-    /// Lets waiting models try again, because there may be room after a model has ended or the
+    /// Lets waiting models try again, because memory may be free after a model has ended or the
     /// device was replaced.
     pub(super) fn admit_waiting_again(&mut self) {
         self.try_again();

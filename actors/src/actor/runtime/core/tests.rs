@@ -93,7 +93,7 @@ impl Bed {
 fn described(effect: &Effect<Names>) -> String {
     match effect {
         Effect::Refuse(order) => format!("refuse {order}"),
-        Effect::ForgetDead { name } => format!("forget fallen {name}"),
+        Effect::ForgetDead { name } => format!("forget failed {name}"),
         Effect::Begin { name, generation, order } => format!("begin {name} as {generation} for {order}"),
         Effect::RespawnAfter { name, load, death, wait, reason } => {
             format!("respawn {name} of {load} after death {death} and {wait:?}: {reason}")
@@ -102,7 +102,7 @@ fn described(effect: &Effect<Names>) -> String {
         Effect::Close { name, load, within } => format!("close {name} of {load} within {within:?}"),
         Effect::End { name, load, reason } => format!("end {name} of {load}: {reason}"),
         Effect::Gone { name, is_forgotten: true } => format!("{name} is gone"),
-        Effect::Gone { name, is_forgotten: false } => format!("{name} has fallen"),
+        Effect::Gone { name, is_forgotten: false } => format!("{name} has failed"),
         Effect::Answer { waiter, cut_off } => format!("answer {waiter}: {cut_off}"),
         Effect::RespawnBudgetAfter { death, wait, reason } => {
             format!("respawn the budget after death {death} and {wait:?}: {reason}")
@@ -119,8 +119,8 @@ fn described(effect: &Effect<Names>) -> String {
 #[test]
 fn a_used_model_name_is_numbered_until_its_model_ends() {
     let mut bed = bed(rules());
-    assert_eq!(bed.load("demo"), ["forget fallen demo", "begin demo as 0 for demo"]);
-    assert_eq!(bed.load("demo"), ["forget fallen demo 2", "begin demo 2 as 1 for demo"]);
+    assert_eq!(bed.load("demo"), ["forget failed demo", "begin demo as 0 for demo"]);
+    assert_eq!(bed.load("demo"), ["forget failed demo 2", "begin demo 2 as 1 for demo"]);
     bed.unload("demo", "user");
     assert_eq!(bed.load("demo")[1], "begin demo 3 as 2 for demo", "the previous engine is still ending");
     bed.due("demo", 0);
@@ -129,7 +129,7 @@ fn a_used_model_name_is_numbered_until_its_model_ends() {
     let tenants = bed.load(NO_MODEL);
     assert_eq!(
         tenants[0],
-        format!("forget fallen {NO_MODEL} 2"),
+        format!("forget failed {NO_MODEL} 2"),
         "the label for no model is reserved, so the model gets a number"
     );
 }
@@ -137,7 +137,7 @@ fn a_used_model_name_is_numbered_until_its_model_ends() {
 #[test]
 fn an_unloaded_model_ends_after_its_requests_have_ended() {
     let mut bed = serving();
-    assert_eq!(bed.unload("demo", "user"), ["forget fallen demo", "close demo of 0 within 1s"]);
+    assert_eq!(bed.unload("demo", "user"), ["forget failed demo", "close demo of 0 within 1s"]);
     assert!(bed.core.is_forgotten("demo"));
     assert_eq!(bed.due("demo", 0), ["end demo of 0: it was unloaded"]);
     assert_eq!(bed.ended("demo", 0, 2), ["demo is gone", "answer user: 2"]);
@@ -148,7 +148,7 @@ fn an_unloaded_model_ends_after_its_requests_have_ended() {
 fn every_unload_of_a_model_is_answered_when_it_ends() {
     let mut bed = serving();
     bed.unload("demo", "first");
-    assert_eq!(bed.unload("demo", "second"), ["forget fallen demo", "close demo of 0 within 1s"]);
+    assert_eq!(bed.unload("demo", "second"), ["forget failed demo", "close demo of 0 within 1s"]);
     assert_eq!(bed.due("demo", 0), ["end demo of 0: it was unloaded"]);
     assert!(bed.due("demo", 0).is_empty(), "the engine is ending");
     bed.unload("demo", "third");
@@ -158,7 +158,7 @@ fn every_unload_of_a_model_is_answered_when_it_ends() {
 #[test]
 fn unloading_an_unknown_model_is_answered_at_once() {
     let mut bed = serving();
-    assert_eq!(bed.unload("other", "user"), ["forget fallen other", "answer user: 0"]);
+    assert_eq!(bed.unload("other", "user"), ["forget failed other", "answer user: 0"]);
     assert_eq!(bed.give(Input::Forget { name: text("demo"), load: 7, waiter: Some("loader") }), ["answer loader: 0"]);
     assert!(!bed.core.is_forgotten("demo"), "the request names another load");
     assert!(bed.due("demo", 7).is_empty() && bed.ended("demo", 7, 0).is_empty());
@@ -191,7 +191,7 @@ fn a_dead_engine_restarts_until_its_restart_limit() {
     );
     bed.respawn("demo", 0, 2);
     assert_eq!(bed.engine_died("demo"), ["end demo of 0: its engine was restarted 2 times; the last failure: a bug"]);
-    assert_eq!(bed.ended("demo", 0, 3), ["demo has fallen"]);
+    assert_eq!(bed.ended("demo", 0, 3), ["demo has failed"]);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn models_restart_on_the_successor_of_a_lost_device() {
     assert!(bed.engine_died("demo").is_empty(), "the death of the engine is expected after the loss of its device");
     assert!(bed.load("late").is_empty(), "the load waits for the device");
     let described = bed.give(Input::DeviceMade(Ok("another")));
-    let begun = ["respawn demo as 3", "respawn leaving as 4", "forget fallen late", "begin late as 5 for late"];
+    let begun = ["respawn demo as 3", "respawn leaving as 4", "forget failed late", "begin late as 5 for late"];
     assert_eq!(described, [&["take another"], &begun[..]].concat());
 }
 

@@ -75,12 +75,12 @@ impl SchedulerCore {
             !self.waiting.is_empty() && !self.admission_paused && self.running.len() < self.limits.sequences;
     }
 
-    /// Returns the next sequence in order if it fits next to the running sequences, or if less
-    /// urgent sequences can be preempted for it. Otherwise returns a later sequence that fits and
-    /// may overtake the next sequence. Once too many sequences have overtaken the next sequence, or
-    /// if it lost its blocks before, all other sequences wait until it fits. If no sequence runs,
-    /// the next sequence always fits, because a request too large for the empty pool was refused
-    /// earlier.
+    /// Returns the next sequence in order if it fits together with the running sequences, or if
+    /// less urgent sequences can be preempted for it. Otherwise returns a later sequence that fits
+    /// and may overtake the next sequence. Once too many sequences have overtaken the next
+    /// sequence, or if it lost its blocks before, all other sequences wait until it fits. If no
+    /// sequence runs, the next sequence always fits, because a request too large for the empty pool
+    /// was refused earlier.
     fn next_to_admit(&mut self, effects: &mut Vec<Effect>) -> Option<SequenceId> {
         let is_full = self.running.len() >= self.limits.sequences;
         if self.waiting.is_empty() || is_full && !self.some_may_make_way() {
@@ -173,9 +173,9 @@ impl SchedulerCore {
         fits && (!next.is_kept() || self.keeps(next, &stay))
     }
 
-    /// Tokens of additional space that prompts need in groups with a window, compared with decoding
-    /// sequences of the same length, because the chunks of two steps are held whole. At most two
-    /// steps per group, because all prompts share the steps.
+    /// Additional space, in tokens, that prompts need in groups with a window, compared with
+    /// decoding sequences of the same length: all blocks of the chunks of two steps are held. The
+    /// result is at most the tokens of two steps per group, because all prompts share the steps.
     fn prefill_overhead(&self, next: &Sequence, stay: &[&Sequence]) -> usize {
         let (groups, step_tokens) = (self.kv.groups(), self.limits.step_tokens);
         let windowed = groups.count() - groups.full();

@@ -34,18 +34,18 @@ impl SchedulerCore {
         let rows = |share: &SequenceTokens| 1 + share.drafts + self.running[&share.sequence].state_lag;
         // Sequences with one row come first, because attention processes them together.
         shares.sort_by_key(|share| rows(share) > 1);
-        // Normally every sequence fits. A sequence is left out only if accepted drafts of two earlier
-        // steps must run again in this step.
-        let mut room = self.limits.step_tokens;
+        // Normally every sequence fits. A sequence is left out only if accepted drafts of two
+        // earlier steps must run again in this step.
+        let mut budget = self.limits.step_tokens;
         shares.retain(|share| {
-            let left = room.checked_sub(rows(share));
-            room = left.unwrap_or(room);
+            let left = budget.checked_sub(rows(share));
+            budget = left.unwrap_or(budget);
             left.is_some()
         });
         let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
-        let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, room)) {
-            Some(room) => split(&prompts, room),
-            None => in_order(&prompts, room),
+        let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, budget)) {
+            Some(budget) => split(&prompts, budget),
+            None => in_order(&prompts, budget),
         };
         let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| {
             let further = s.further_drafts(tokens, 0, further_max);
@@ -55,9 +55,9 @@ impl SchedulerCore {
         shares
     }
 
-    /// Maximum number of drafts for each decoding sequence. Each decoding sequence needs one token of
-    /// the step, and drafts may take half of the rest. With recurrent states, one token is set aside
-    /// for every sequence that may run, not only the decoding ones, so that the next step has room to
+    /// Maximum number of drafts for each decoding sequence. Each decoding sequence needs one token
+    /// of the step, and drafts may take half of the rest. With recurrent states, one token is set
+    /// aside for every sequence that may run, not only the decoding ones, so that the next step can
     /// run accepted drafts again.
     pub(super) fn drafts_each(&self) -> usize {
         if self.limits.draft_tokens == 0 {
@@ -74,8 +74,9 @@ impl SchedulerCore {
         limit.min(most.checked_div(decoding).unwrap_or(0))
     }
 
-    /// Maximum number of drafts that the draft head computes after its first for each sequence of the
-    /// next step. The lane waits for the tokens of such a step, so it is not planned ahead.
+    /// Maximum number of drafts that the draft head computes after its first draft, for each
+    /// sequence of the next step. The lane waits for the tokens of such a step, so it is not
+    /// planned ahead.
     fn further_drafts_max(&self, drafts_max: usize) -> usize {
         if !self.has_draft_head || !self.under_way.is_empty() || drafts_max == 0 && self.has_streams() {
             return 0;
@@ -116,7 +117,7 @@ impl SchedulerCore {
 
     /// The most prompt tokens with which the step keeps the promise. `None` if the step keeps the
     /// promise with all prompt tokens that fit.
-    fn within_pace(&self, pace: &Pace, decoding: &[&Sequence], prompts: &[&Sequence], room: usize) -> Option<usize> {
+    fn within_pace(&self, pace: &Pace, decoding: &[&Sequence], prompts: &[&Sequence], budget: usize) -> Option<usize> {
         let mut alone = StepWork::default();
         decoding.iter().for_each(|sequence| add(&mut alone, sequence, 1));
         let mut allowed = pace.step_micros(pace.costs.predict(&alone, self.encodes));
@@ -128,17 +129,17 @@ impl SchedulerCore {
             prompts.iter().zip(split(prompts, chunk)).for_each(|(sequence, tokens)| add(&mut work, sequence, tokens));
             pace.costs.predict(&work, self.encodes) <= allowed
         };
-        if keeps(room) {
+        if keeps(budget) {
             return None;
         }
         // `low` and `high` are multiples of `CHUNK_LEAST`. A chunk of `low` keeps the promise or is
         // the smallest chunk. A chunk of `high` does not keep the promise.
-        let (mut low, mut high) = (1, room.div_ceil(CHUNK_LEAST));
+        let (mut low, mut high) = (1, budget.div_ceil(CHUNK_LEAST));
         while low + 1 < high {
             let middle = low.midpoint(high);
             if keeps(middle * CHUNK_LEAST) { low = middle } else { high = middle }
         }
-        Some((low * CHUNK_LEAST).min(room))
+        Some((low * CHUNK_LEAST).min(budget))
     }
 
     /// Whether some sequence runs only in every other step, because the host must see its tokens
@@ -146,7 +147,8 @@ impl SchedulerCore {
     fn some_join_every_other_step(&self) -> bool {
         let drafts_max = self.drafts_each();
         let seen = self.running.values().filter(|s| s.is_decoding() && s.must_be_seen(drafts_max)).count();
-        // If there are more such sequences, no step is planned ahead, and each step runs all of them.
+        // If there are more such sequences, no step is planned ahead, and each step runs all of
+        // them.
         self.looks_ahead && seen > 0 && seen * super::LEFT_OUT <= self.running.len()
     }
 }
@@ -155,25 +157,25 @@ fn add(work: &mut StepWork, sequence: &Sequence, tokens: usize) {
     if sequence.is_decoding() { work.add_decoding(sequence.tokens()) } else { work.add_prompt(sequence.cached, tokens) }
 }
 
-/// Divides `room` tokens among the prompts in order: first all tokens of the oldest prompt, then of
-/// the next oldest.
-fn in_order(prompts: &[&Sequence], mut room: usize) -> Vec<usize> {
+/// Divides `budget` tokens among the prompts in order: first all tokens of the oldest prompt, then
+/// of the next oldest.
+fn in_order(prompts: &[&Sequence], mut budget: usize) -> Vec<usize> {
     let take = |sequence: &&Sequence| {
-        let tokens = sequence.pending().min(room);
-        room -= tokens;
+        let tokens = sequence.pending().min(budget);
+        budget -= tokens;
         tokens
     };
     prompts.iter().map(take).collect()
 }
 
-/// Divides `room` tokens among prompts that do not all fit. The oldest prompt gets half, so that it
-/// is never overtaken forever. The rest goes to the prompts with the fewest tokens left, because
+/// Divides `budget` tokens among prompts that do not all fit. The oldest prompt gets half, so that
+/// it is never overtaken forever. The rest goes to the prompts with the fewest tokens left, because
 /// the requests with these prompts then stop waiting soonest.
-fn split(prompts: &[&Sequence], room: usize) -> Vec<usize> {
+fn split(prompts: &[&Sequence], budget: usize) -> Vec<usize> {
     let mut tokens = vec![0; prompts.len()];
     let Some(oldest) = prompts.first() else { return tokens };
-    tokens[0] = oldest.pending().min(room.div_ceil(2));
-    let mut left = room - tokens[0];
+    tokens[0] = oldest.pending().min(budget.div_ceil(2));
+    let mut left = budget - tokens[0];
     let mut others: Vec<_> = (1..prompts.len()).collect();
     others.sort_by_key(|place| prompts[*place].pending());
     for place in others {

@@ -11,15 +11,16 @@ use crate::{
 };
 
 /// While this many copies are running, only copies that a step needs may begin. The device has
-/// clocks for these copies and for the copies of two steps, and the lane's queue has room for them.
+/// timing events for these copies and for the copies of two steps, and the lane's queue can hold
+/// all of them.
 const AHEAD: usize = PREPARED_JOBS - 2;
 
-/// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
-/// copies to the host.
+/// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank: free, with no content that must
+/// still be copied. Steps then seldom wait for copies to the host.
 const BLANK_SHARE: usize = 16;
 
 impl SchedulerCore {
-    /// Keeps up to `slots` blocks in host memory. They are copied back where `costs` say that this
+    /// Keeps up to `slots` blocks in host memory. They are copied back when `costs` say that this
     /// is quicker than recomputing them.
     #[must_use]
     pub fn with_host(mut self, slots: usize, costs: CopyCosts) -> Self {
@@ -28,8 +29,8 @@ impl SchedulerCore {
         self
     }
 
-    /// Keeps up to `slots` snapshots of states in host memory. The copy of one takes as long as the
-    /// copy of `blocks` blocks.
+    /// Keeps up to `slots` snapshots of states in host memory. Copying one
+    /// snapshot takes as long as copying `blocks` blocks.
     #[must_use]
     pub fn with_host_states(mut self, slots: usize, blocks: usize) -> Self {
         self.kv = self.kv.with_host_states(slots);
@@ -76,7 +77,7 @@ impl SchedulerCore {
     }
 
     /// Begins to fetch the blocks that admitted sequences begin with and that only the host has.
-    /// The oldest sequence is served first.
+    /// The blocks of the oldest sequence are fetched first.
     pub(super) fn fetch(&mut self, effects: &mut Vec<Effect>) {
         if !self.kv.has_host() || self.shrinks_to.is_some() {
             return;
@@ -116,12 +117,12 @@ impl SchedulerCore {
         let missing = found.missing + if found.lacks_state { self.copies.state_blocks } else { 0 };
         missing > 0
             && (sequence.must_find > 0 || self.copies.costs.is_copy_cheaper(missing, cached, tokens))
-            && (self.kv.is_coming(prefix) || found.has_room)
+            && (self.kv.is_coming(prefix) || found.fits)
     }
 
     /// Handles the end of the oldest copies, which took `micros` µs.
     pub(super) fn copied(&mut self, micros: u64, effects: &mut Vec<Effect>) {
-        let copy = self.copies.under_way.pop_front().expect("copies ended that were not under way");
+        let copy = self.copies.under_way.pop_front().expect("only copies under way can end");
         self.copies.costs.learn(copy.blocks, micros);
         let Some((id, tokens)) = copy.fetches else { return };
         self.kv.fetched(id);

@@ -11,11 +11,11 @@ use crate::{
 
 impl SchedulerCore {
     pub(super) fn stepped(&mut self, tokens: &[Vec<Option<u32>>], effects: &mut Vec<Effect>) {
-        let step = self.under_way.pop_front().expect("a step ended that was not under way");
+        let step = self.under_way.pop_front().expect("only a step under way can end");
         (self.admission_paused, self.look_ahead_paused) = (false, false);
         let began = std::mem::replace(&mut self.stepped_at, self.now);
-        // A step submitted after the previous step ended is not measured, because the interval would
-        // include idle time. Pictures that are encoded at the same time slow steps down, too.
+        // A step submitted after the previous step ended is not measured, because the interval
+        // would include idle time. Pictures that are encoded at the same time slow steps down, too.
         let is_measured = !step.has_prompts && !step.pictures && step.launched <= began;
         if let Some(limit) = self.draft_limit.as_mut().filter(|_| is_measured) {
             let each = tokens.iter().map(Vec::len).sum::<usize>() as f64 / step.parts.len() as f64;
@@ -97,10 +97,10 @@ impl SchedulerCore {
         // The keys and values of the accepted drafts are in the cache. The last token is not.
         let accepted = usize::saturating_sub(pushed, 1);
         sequence.cached += accepted;
-        // A recurrent state cannot be truncated like the cache, so the step saved it as it was before
-        // the drafts, and the next step runs the accepted drafts again. The blocks of those drafts are
-        // named only after the next step has run them, so that no sequence reads a block that is still
-        // being written.
+        // A recurrent state cannot be truncated like the cache. The step therefore saved the state
+        // as it was before the drafts, and the next step runs the accepted drafts again. The blocks
+        // of those drafts are named only after the next step has run the drafts, so that no
+        // sequence reads a block that is still being written.
         let end = if self.kv.has_states() {
             sequence.state_lag = accepted;
             part.end
@@ -132,7 +132,7 @@ impl SchedulerCore {
     }
 
     /// Runs a step without drafted tokens, because there are too few blocks for them. No sequence
-    /// loses its blocks for the drafts of another.
+    /// loses its blocks for the drafts of another sequence.
     pub(super) fn give_up_drafts(&mut self, shares: &mut [SequenceTokens]) {
         for share in shares.iter_mut().filter(|share| share.drafts + share.further > 0) {
             (share.drafts, share.further) = (0, 0);

@@ -370,7 +370,7 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
     assert_eq!(
         bed.scheduler.waiting.values().map(Sequence::id).next(),
         Some(SequenceId(3)),
-        "queued before later ones"
+        "the preempted sequence is queued before later sequences"
     );
     let preempted = &bed.scheduler.waiting[SequenceId(3)];
     assert!(preempted.spec.produced > 0);
@@ -523,7 +523,7 @@ fn a_shared_block_is_not_written_again_by_a_waiting_sequence() {
     let mut bed = Bed::new(limits(4, 80, 6));
     bed.admit(alike(1, 40, 30)).stepped(5);
     // Sequence 2 shares two blocks of sequence 1 and takes one more block. Sequence 3 finds no
-    // room, and sequence 2 is preempted.
+    // free block, and sequence 2 is preempted.
     bed.admit(alike(2, 40, 20)).admit(sequence(3, 40, 3));
     for _ in 0..200 {
         let Some(plan) = bed.running.front() else { break };

@@ -128,11 +128,11 @@ fn a_launch_never_exceeds_its_patch_permits() {
     let effects = vision.step(want(3, vec![picture(3, 5)]));
     let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
     let keys: Vec<u8> = pictures.iter().map(|(key, _)| key.0[0]).collect();
-    assert_eq!(keys, [2], "24 + 20 patches exceed a launch, so the third picture waits");
+    assert_eq!(keys, [2], "24 + 20 patches exceed the limit of 40, so the third picture waits");
     vision.step(want(4, vec![picture(4, 6)]));
     let effects = vision.step(Input::Encoded);
     let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
-    assert_eq!(pictures.len(), 1, "20 + 24 patches exceed a launch too");
+    assert_eq!(pictures.len(), 1, "20 + 24 patches exceed the limit too");
 }
 
 #[test]
@@ -165,11 +165,12 @@ fn a_withdrawn_request_frees_its_rows_in_every_state() {
     let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(2), returns, vec![picture(2, 5)]));
     vision.step(want(3, vec![picture(3, 2)]));
-    // Request 2 waits for rows. Request 3, which did not overtake it, gets them now.
+    // Request 2 waits for rows, and request 3 could not overtake it. Once request 2 is withdrawn,
+    // request 3 gets rows.
     assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
     assert!(!vision.need_pixels().contains(&hash(2)) && vision.counts() == (0, 2));
-    // Request 1 waits for its encoder batch, which continues. When the batch has ended, its rows
-    // are free for other requests.
+    // Request 1 waits for its encoder batch. Withdrawing the request does not stop the batch. When
+    // the batch has ended, the rows of request 1 are free for other requests.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
     assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
     assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the launch is running");
@@ -191,8 +192,8 @@ fn at_most_32_requests_overtake_one_waiting_for_rows() {
             "ticket {ticket} passes the waiting request"
         );
     }
-    assert_eq!(vision.step(want(99, vec![picture(3, 1)])), [], "32 requests have passed already");
-    assert_eq!(vision.recall(&[hash(3)]), None, "a recall of a cached picture may not pass either");
+    assert_eq!(vision.step(want(99, vec![picture(3, 1)])), [], "32 requests have already passed request 2");
+    assert_eq!(vision.recall(&[hash(3)]), None, "a recall of a cached picture may not pass request 2 either");
     let effects = vision.step(Input::Unpin(vec![hash(1)]));
     assert!(
         matches!(&effects[..], [Effect::Ready(Ticket(99), _), Effect::Launch(pictures)] if pictures[0].0 == hash(2))
@@ -200,14 +201,14 @@ fn at_most_32_requests_overtake_one_waiting_for_rows() {
     vision.step(Input::Encoded);
     let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(100), returns, vec![picture(4, 9)]));
-    assert_eq!(vision.step(want(101, vec![picture(3, 1)])), [], "no request passes one that had its turn");
+    assert_eq!(vision.step(want(101, vec![picture(3, 1)])), [], "no request passes a request that had its turn");
 }
 
 fn rank(priority: i32, tenant: &str) -> Priority {
     Priority { priority, tenant: Tenant::new(tenant), had_turn: false }
 }
 
-/// Ends encoder batches until all requests are answered. Returns the tickets in order.
+/// Ends encoder batches until all requests are answered. Returns the tickets in answer order.
 fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
     let (mut launches, mut answers) = (launched, Vec::new());
     while launches > 0 {
@@ -242,8 +243,9 @@ fn urgent_requests_and_other_tenants_overtake_a_backlog_of_pictures() {
     let answers = answers(&mut vision, launched);
     assert_eq!(answers.len(), 520);
     let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("the ticket was answered");
-    // These pictures are preceded by two running encoder batches, one full batch, at most one
-    // picture that is served because it is the oldest, and the pictures in their own batch.
+    // The pictures of requests 501 to 503 are preceded by two running encoder batches, one full
+    // batch, at most one picture that is served because it is the oldest, and the other pictures of
+    // their own batch.
     let places = [502, 503, 501].map(place);
     assert!(places.iter().all(|place| *place < 3 * 4 + 8), "{places:?}");
     assert!(place(504) > 500 - 100 && place(520) == 519, "the least urgent requests come last: {}", place(504));
@@ -330,7 +332,7 @@ fn an_evicted_picture_is_copied_back_without_being_encoded() {
     assert_eq!(
         (slots(to_host), slots(to_device)),
         ((4..12).collect(), (0..4).collect()),
-        "the second picture makes room"
+        "the second picture is evicted"
     );
     assert_eq!(vision.host_rows(), 12, "the first picture keeps its slots on the host");
     let effects = vision.step(Input::Copied);

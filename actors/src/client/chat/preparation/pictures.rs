@@ -66,8 +66,8 @@ impl RequestPictures {
     }
 
     /// Finds the leading files that need no rows: the hashes of their pictures are known, and the
-    /// tokens of these pictures are in the prefix cache. Returns the hashes of each such file.
-    /// Empty if an actor has died.
+    /// tokens of these pictures are in the prefix cache. Returns the picture hashes of each such
+    /// file. Empty if an actor has died.
     async fn computed(
         serving: &Serving,
         vision: &ActorRef<VisionMessage>,

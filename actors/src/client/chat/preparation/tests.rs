@@ -78,8 +78,8 @@ fn picture((width, height): (u32, u32)) -> Image {
     Image::from_rgb(width, height, vec![90; 3 * (width * height) as usize]).expect("the byte count matches the size")
 }
 
-/// A picture. Some pictures have their own resize limits, and some of these limits are close
-/// together.
+/// A picture. Some pictures set a maximum number of pixels, and some also set a minimum close to
+/// the maximum.
 fn limited((width, height): (u32, u32)) -> Image {
     let (image, pixels) = (picture((width, height)), u64::from(width) * u64::from(height));
     match (width + height) % 5 {
@@ -198,7 +198,7 @@ fn an_oversized_prompt_is_refused_before_its_schema_is_compiled() {
     let zebra = OutputFormat::json(serde_json::json!({"type": "zebra"}));
     let asked = |words: usize| {
         let chat = Chat::new().user("shape ".repeat(words)).format(zebra.clone());
-        Preparation::of(&chat, &stressed.context, 4096, 1).err().expect("the schema is refused")
+        Preparation::of(&chat, &stressed.context, 4096, 1).err().expect("the chat is refused")
     };
     assert!(matches!(asked(1), ChatError::Format(_)));
     assert!(matches!(asked(1000), ChatError::TooLong { limit: 400, .. }), "{}", asked(1000));

@@ -64,8 +64,8 @@ impl ModelHandle {
     }
 
     /// Returns each token as the vocabulary spells it, as `convert_ids_to_tokens` of transformers
-    /// does. Byte-level tokens look odd. An id that exists only as padding of the vocabulary has an
-    /// empty string.
+    /// does. A byte-level vocabulary spells some bytes as other characters, such as U+0120 for a
+    /// space. An id that exists only as padding of the vocabulary has an empty string.
     ///
     /// # Errors
     /// See [`detokenize`](Self::detokenize).

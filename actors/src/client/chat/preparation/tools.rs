@@ -1,4 +1,4 @@
-//! The tools of a chat as a grammar and the parser of the reply need them.
+//! The tools of a chat, in the form that the grammar and the parser of the reply need.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ mod tests {
     fn too_many_tools_are_refused_before_parsing() {
         let chat = Chat::new().tools(vec![json!({"no": "function"}); 129]);
         let error =
-            chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("the tools are too many");
+            chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("there are too many tools");
         let ChatError::Format(error) = error else { panic!("{error}") };
         assert!(matches!(*error, GrammarError::TooLarge { value: 129, limit: 128, .. }), "{error}");
         // With too many tools, forcing one tool by name is still allowed.

@@ -125,7 +125,7 @@ mod tests {
             let (answer, _) = answer_and_events(&format!("<tool_call>{{\"name\": \"a\", \"arguments\": {arguments}"));
             assert_eq!((answer.calls[0].arguments.as_str(), answer.calls[0].is_whole), (arguments, false));
             assert!(!answer.calls_tools());
-            assert_eq!(answer.whole_calls(), 0, "a call with invalid arguments is not whole, so the chat continues");
+            assert_eq!(answer.whole_calls(), 0, "a call with invalid arguments does not count, so the reply goes on");
             let value = serde_json::Value::from(answer.calls[0].clone());
             assert_eq!(value["function"]["arguments"], arguments, "the call can be passed to the model again");
         }

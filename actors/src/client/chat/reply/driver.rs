@@ -65,7 +65,7 @@ pub(crate) struct Driver {
 /// How one life of the request ended. A life is the time during which one generation of
 /// actors serves the request.
 enum Life {
-    /// The sequence has ended, and was not cancelled.
+    /// The sequence has ended, and was not canceled.
     Finished(FinishReason),
     /// The caller has disconnected.
     Cancelled,
@@ -258,11 +258,11 @@ impl Driver {
         pictures: RequestPictures,
     ) -> Result<Ended, ChatError> {
         let sequence = self.sequence(id, &pictures);
-        // The scheduler never waits for a caller, so the channel has room for every token, the
+        // The scheduler never waits for a caller, so the channel can hold every token, the
         // number of cached tokens, scores sent one by one, and the end or [`Delivery::Readmit`].
         let scores = if self.scores.is_some() { self.preparation.prompt.tokens.len() } else { 0 };
-        let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
-        let (deliveries, mut delivered) = mpsc::channel(room);
+        let capacity = self.preparation.tokens_max - self.produced.len() + 2 + scores;
+        let (deliveries, mut delivered) = mpsc::channel(capacity);
         let (pins, computed) = (pictures.pins(), pictures.computed_count());
         // These handles keep the pictures only for the other samples. This sequence releases its
         // own pictures as soon as no step needs them.
@@ -328,7 +328,7 @@ impl Driver {
 
     /// The drafter of the sequence.
     fn drafter(&self) -> Drafter {
-        /// Room for a reply, in entries. A waiting request should take little memory.
+        /// Capacity for a reply, in entries. A waiting request should take little memory.
         const REPLY: usize = 1024;
         let prompt = &self.preparation.prompt;
         let sizes = match self.draft_source {

@@ -11,9 +11,9 @@ pub struct ToolCall {
     /// The arguments: the JSON text of an object, if the call is complete.
     pub arguments: String,
     /// `true` if the call is complete: its arguments are the JSON text of an object. A call is
-    /// incomplete if the reply was cut off within the arguments, or if the model wrote something
-    /// else. Complete arguments may still violate the tool's schema, unless the call was
-    /// [forced](crate::chat::ToolChoice).
+    /// incomplete if the reply was cut off within the arguments, or if the model wrote arguments
+    /// that are not a JSON object. Complete arguments may still violate the tool's schema, unless
+    /// the call was [forced](crate::chat::ToolChoice).
     pub is_whole: bool,
 }
 

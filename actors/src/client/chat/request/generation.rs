@@ -14,8 +14,8 @@ impl Chat {
     }
 
     /// Minimum tokens of the reply. Until the reply has this length, neither an end token of the
-    /// model nor a stop string ends it. A chat that sets this may have up to 1,024 stop tokens,
-    /// including the stop tokens of the checkpoint.
+    /// model nor a stop string ends it. A chat that sets a minimum may have up to 1,024 stop
+    /// tokens, including the stop tokens of the checkpoint.
     pub fn min_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
         self.generation.tokens_min = tokens.into().unwrap_or(self.generation.tokens_min);
         self
@@ -125,9 +125,9 @@ impl Chat {
         self
     }
 
-    /// Constrains the reply to an output format: a JSON schema, a regular expression, and so
-    /// on. A reasoning model writes its reasoning first. If the chat has tools, the model
-    /// may call one instead.
+    /// Constrains the reply to an output format, such as a JSON schema or a regular expression. A
+    /// reasoning model writes its reasoning first. If the chat has tools, the model may call a tool
+    /// instead.
     pub fn format(mut self, format: impl Into<Option<OutputFormat>>) -> Self {
         self.generation.format = format.into().or(self.generation.format);
         self

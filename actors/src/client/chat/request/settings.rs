@@ -60,7 +60,7 @@ pub enum ToolChoice {
     /// properties that their schema names, unless the schema sets `additionalProperties`. Combining
     /// a forced call with [`Chat::format`](super::Chat::format) is refused.
     Required,
-    /// The model calls the tool of this name, once, under the same rules.
+    /// The model calls the tool of this name, once, under the rules of `Required`.
     Named(String),
 }
 

@@ -29,8 +29,8 @@ impl KvCore {
         self.longest(prefix, |name| self.named.contains_key(name), |key| self.states.is_resumable(key))
     }
 
-    /// Length, in blocks, of the longest part of `prefix` after which a sequence can continue: `has`
-    /// is true for all blocks that the next token reads, and `has_state` for the last block.
+    /// Length, in blocks, of the longest beginning of `prefix` after which a sequence can continue:
+    /// `has` is true for all blocks that the next token reads, and `has_state` for the last block.
     pub(super) fn longest(
         &self,
         prefix: &[PrefixKey],
@@ -39,11 +39,13 @@ impl KvCore {
     ) -> usize {
         let full = self.groups.full();
         let lacks = |group: usize, place: usize| !has(&Name { group, key: prefix[place] });
-        // A group with full attention reads every block, so it has none beyond a missing one.
+        // A group with full attention reads every block, so its usable blocks end at the first
+        // missing block.
         let run = |group| (0..prefix.len()).find(|place| lacks(group, *place)).unwrap_or(prefix.len());
         let mut end = (0..full).map(run).min().unwrap_or(prefix.len());
         // Windows are searched from the last one backward. All windows that end between a missing
-        // block and `end` include the missing block. The first one in a window skips the most.
+        // block and `end` include the missing block. The search continues at the first missing
+        // block of a window, which skips the most windows.
         while end > 0 {
             if !has_state(&prefix[end - 1]) {
                 end -= 1;
@@ -66,8 +68,8 @@ impl KvCore {
         prefix.iter().take_while(|key| self.named.contains_key(&Name { group: 0, key: **key })).count()
     }
 
-    /// For each cache group, the number of leading blocks that a sequence with this prefix skips, and
-    /// the names of the blocks that it reads.
+    /// For each cache group, the number of leading blocks that a sequence with this prefix skips,
+    /// and the names of the blocks that the sequence reads.
     fn blocks_to_read(&self, prefix: &[PrefixKey]) -> impl Iterator<Item = (usize, Vec<Name>)> {
         (0..self.groups.count()).map(move |group| {
             let first = self.groups.first_read(group, prefix.len() * BLOCK_TOKENS);
@@ -104,8 +106,8 @@ impl KvCore {
         let is_free = |block: &&u32| self.pool[**block as usize].references == 0;
         let woken = on_device.iter().flatten().filter(|block| is_free(block)).count();
         found.missing = on_device.iter().filter(|block| block.is_none()).count();
-        let has_slot = !found.lacks_state || self.states.has_room_for_copy();
-        found.has_room = has_slot && found.missing <= self.free_blocks() - woken;
+        let has_slot = !found.lacks_state || self.states.has_slot_for_copy();
+        found.fits = has_slot && found.missing <= self.free_blocks() - woken;
         found
     }
 
@@ -117,9 +119,9 @@ impl KvCore {
     pub fn fetch(&mut self, sequence: SequenceId, prefix: &[PrefixKey]) -> Option<Copies> {
         let found = self.beginning(prefix);
         let prefix = &prefix[..found.blocks];
-        let has_state = found.lacks_state || prefix.last().is_none_or(|key| self.states.has_room(Some(key)));
+        let has_state = found.lacks_state || prefix.last().is_none_or(|key| self.states.has_slot_for(Some(key)));
         let is_complete = found.missing == 0 && !found.lacks_state;
-        if is_complete || !found.has_room || !has_state || self.tables.contains_key(&sequence) {
+        if is_complete || !found.fits || !has_state || self.tables.contains_key(&sequence) {
             return None;
         }
         let read: Vec<_> = self.blocks_to_read(prefix).collect();
@@ -170,9 +172,9 @@ impl KvCore {
         self.states.fetched(sequence);
     }
 
-    /// Whether a running copy fetches content that this prefix waits for: the first missing block of
-    /// a group with full attention, a missing block within a window, or the state at the end of the
-    /// known part of `prefix`.
+    /// Whether a running copy fetches content that this prefix waits for: the first missing block
+    /// of a group with full attention, a missing block within a window, or the state at the end of
+    /// the known part of `prefix`.
     pub fn is_coming(&self, prefix: &[PrefixKey]) -> bool {
         let known = &prefix[..self.known_prefix(prefix)];
         let is_missing = |name: &Name| !self.named.contains_key(name);

@@ -164,7 +164,7 @@ fn a_step_with_cached_blocks_requests_only_the_rest() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 48)]);
     fill(&mut kv, A, 7, 48);
-    // B has 50 tokens. 48 of them are cached, and the step has room for 20 tokens.
+    // B has 50 tokens. 48 of them are cached, and the step can hold 20 tokens.
     let table = &kv.allot(&[alike(B, 7, 50, 20)]).tables[0];
     assert_eq!((table.held, of_first_group(table).len()), (48, 4));
 }

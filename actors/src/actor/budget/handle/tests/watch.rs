@@ -22,7 +22,7 @@ const MIB: fn(u64) -> Bytes = Bytes::mib;
 impl Filled {
     async fn new() -> Filled {
         let bed = Bed::new().await;
-        let lease = Arc::new(bed.lease(&owner(0), MIB(58)).await.expect("the budget has room for the lease"));
+        let lease = Arc::new(bed.lease(&owner(0), MIB(58)).await.expect("the budget has memory for a lease"));
         let segment = Segment::reserve(bed.device.clone(), MIB(64), lease.clone()).expect("addresses");
         segment.back_to(MIB(58)).expect("the segment is backed within its lease");
         bed.budget
@@ -82,8 +82,8 @@ async fn shrink_orders_follow_foreign_growth_within_a_second_until_covered() {
     filled.bed.device.foreign_takes(MIB(5));
     let give = ResizeOrder::GiveUp { to: MIB(55) };
     assert_eq!(filled.pass(1).await, [give], "3 of the canary's 4 MiB are missing");
-    assert!(filled.bed.snapshot().await.canary.is_zero(), "the canary was given first");
-    assert_eq!(filled.pass(2).await, [give], "the order is repeated until it is done");
+    assert!(filled.bed.snapshot().await.canary.is_zero(), "the canary was given up first");
+    assert_eq!(filled.pass(2).await, [give], "the order is repeated until the cache has shrunk");
     filled.resize(MIB(55)).await;
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.canary, ledger.free, ledger.foreign), (MIB(4), MIB(0), MIB(5)), "{ledger}");
@@ -102,11 +102,11 @@ async fn foreign_growth_makes_probes_sixteen_times_as_frequent() {
         assert!(filled.bed.device.foreign_takes(MIB(64)) >= MIB(1));
         filled.pass_for(sixteenth).await;
         filled.pass_for(sixteenth).await;
-        let order = filled.recorded().pop().expect("the device was looked at within an eighth of a second");
+        let order = filled.recorded().pop().expect("the device was probed within an eighth of a second");
         assert_eq!(
             order,
             ResizeOrder::GiveUp { to: MIB(size - 6) },
-            "the cache gives up the canary's 4 MiB and 2 more ahead"
+            "the cache gives up the canary's 4 MiB and 2 MiB in advance"
         );
     }
     filled.resize(MIB(37)).await;
@@ -117,7 +117,7 @@ async fn foreign_growth_makes_probes_sixteen_times_as_frequent() {
     assert_eq!(
         filled.recorded(),
         [give],
-        "a quick probe saw the growth, and after a quiet second no bytes are freed ahead"
+        "a quick check detected the growth, and after a second without growth no bytes are freed in advance"
     );
 }
 
@@ -127,8 +127,8 @@ async fn unbacked_but_leased_bytes_do_not_hide_foreign_memory() {
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
     filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("the bytes are backed");
-    // The resize is half done: the other process is as large as before, and the
-    // canary must not change.
+    // The resize is half done. The other process holds as much memory as before, so the canary must
+    // not change.
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.foreign, ledger.canary), (MIB(6), MIB(0)), "{ledger}");
@@ -142,7 +142,7 @@ async fn no_cache_is_ordered_to_shrink_below_its_floor() {
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(8) }]);
     filled.resize(MIB(8)).await;
     filled.bed.device.foreign_takes(MIB(64));
-    assert_eq!(filled.pass(3).await, [], "a cache at its floor has nothing left to give");
+    assert_eq!(filled.pass(3).await, [], "a cache at its floor has no memory to give up");
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.canary, ledger.granted, ledger.foreign), (MIB(0), MIB(8), MIB(56)), "{ledger}");
 }
@@ -178,7 +178,7 @@ async fn a_waiting_lease_is_granted_before_caches_may_grow() {
     });
     assert_eq!(filled.pass(30).await, [], "10 MiB are free, but the waiting lease needs 12");
     filled.resize(MIB(48)).await;
-    let tenant = waiting.await.expect("the task does not panic").expect("the budget has room for the lease");
+    let tenant = waiting.await.expect("the task does not panic").expect("the budget has memory for a lease");
     assert_eq!((tenant.bytes(), filled.pass(30).await), (MIB(12), vec![]));
 }
 
@@ -202,7 +202,7 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_foreign() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
     let other =
-        filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has room for the lease");
+        filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has memory for a lease");
     // These bytes simulate captured graphs, whose memory is allocated before it is leased.
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(3).await, []);
@@ -245,7 +245,7 @@ async fn only_bytes_that_appear_during_sizing_are_overhead() {
     assert_eq!(
         books().await,
         (Bytes::kib(256), Bytes::kib(512)),
-        "bytes that appear while one model is sized are overhead, such as a library's first use"
+        "bytes that appear while one model is sized, such as at a library's first use, are overhead"
     );
     gate("another", Gate::Open).await;
     device.drifts(Bytes::kib(128));
@@ -267,7 +267,7 @@ async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     };
     gate(Gate::Open).await;
     let request = Request::new(owner(0), Class::Graphs, "demo", Bytes::kib(512));
-    let graphs = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has room for the lease");
+    let graphs = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has memory for a lease");
     gate(Gate::Frozen).await;
     device.drifts(Bytes::kib(256));
     filled.pass(2).await;
@@ -280,7 +280,7 @@ async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     assert_eq!(
         books().await,
         (Bytes::kib(512), Bytes::ZERO),
-        "until the next look, all bytes of the lease may still be held"
+        "until the next probe, all bytes of the lease may still be held"
     );
     filled.pass(2).await;
     assert_eq!(books().await, (Bytes::kib(256), Bytes::ZERO), "bytes that the driver no longer holds are not overhead");

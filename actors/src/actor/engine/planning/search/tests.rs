@@ -133,7 +133,7 @@ fn each_suggestion_fits_alone_and_is_the_smallest_change() {
         assert!(helpful.contains(&TOTAL), "{helpful:?}");
         assert!(helpful.len() >= 2, "several knobs can free {short} MiB: {helpful:?}");
     }
-    let roomy = host_of(least + default_canary(Bytes::gib(4)) + Bytes::mib(64));
+    let ample = host_of(least + default_canary(Bytes::gib(4)) + Bytes::mib(64));
     let given = LoadOptions { envelope: Some(Envelope::default()), ..none };
     let context = Envelope::default().context_tokens;
     for (knob, options) in [
@@ -144,7 +144,7 @@ fn each_suggestion_fits_alone_and_is_the_smallest_change() {
         ("kv_bytes", LoadOptions { kv_bytes: Some(Bytes::mib(1)), ..given.clone() }),
         ("kv_bytes", LoadOptions { kv_bytes: Some(Bytes::gib(9)), ..given.clone() }),
     ] {
-        let helpful = checked(&subject.question(&options, roomy));
+        let helpful = checked(&subject.question(&options, ample));
         assert!(helpful.contains(&knob), "{knob} should be among the suggestions {helpful:?}");
     }
 }
@@ -234,11 +234,12 @@ fn fewer_suggested_sequences_also_lower_the_automatically_raised_step() {
         }
     };
     let raised = most(None);
-    assert!(raised > most(Some(20_000)), "with {raised} the step is kept or shrinks with the sequences");
+    assert!(raised > most(Some(20_000)), "{raised} sequences fit, because the raised step shrinks with them");
     assert!(raised > 1000, "{raised}");
 }
 
-/// The format that is suggested for a GPU with this much memory. The outer `None` if the model fits.
+/// The format that is suggested for a GPU with this much memory. The outer `Option` is `None` if
+/// the model fits.
 fn suggested_format(subject: &Subject, options: &LoadOptions, gib: u64) -> Option<Option<Change>> {
     let question = subject.question(options, card_of(Bytes::gib(gib)));
     let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit?;
@@ -254,7 +255,7 @@ fn weights_are_quantized_in_the_largest_format_that_fits() {
     distinct.dedup();
     let [fp8, int4] =
         [WeightQuantization::Fp8, WeightQuantization::Int4].map(|format| Some(Change::Format(Some(format))));
-    assert_eq!(distinct, [None, int4, fp8], "from no format over the smallest one to FP8: {found:?}");
+    assert_eq!(distinct, [None, int4, fp8], "with more memory, first no format fits, then 4 bits, then FP8: {found:?}");
     let fitting = 4 + found.iter().position(|to| *to == int4).expect("int4 was suggested") as u64;
     checked(&subject.question(&options, card_of(Bytes::gib(fitting))));
 }

@@ -273,9 +273,9 @@ proptest! {
     #[test]
     fn every_model_ends_and_every_caller_is_answered(
         happened in prop::collection::vec(events(), 0..80),
-        makes_room in any::<bool>(),
+        takes_turns in any::<bool>(),
     ) {
-        let mut world = World::new(makes_room.then_some(Duration::from_millis(50)));
+        let mut world = World::new(takes_turns.then_some(Duration::from_millis(50)));
         for event in happened.into_iter().chain([Event::ShutDown]) {
             if world.end.is_none() {
                 world.happen(event);
@@ -287,7 +287,7 @@ proptest! {
                 world.happen(Event::Promised(0));
             }
         }
-        prop_assert!(world.end.is_some(), "{} promises are left", world.promised.len());
+        prop_assert!(world.end.is_some(), "{} promised inputs are left", world.promised.len());
         if world.end == Some(End::Stopped) {
             prop_assert!(world.waiting.is_empty(), "requests without an answer: {:?}", world.waiting);
         }
@@ -296,9 +296,9 @@ proptest! {
     #[test]
     fn every_requested_wake_succeeds_or_reports_a_failure(
         happened in prop::collection::vec(events(), 0..80),
-        makes_room in any::<bool>(),
+        takes_turns in any::<bool>(),
     ) {
-        let mut world = World::new(makes_room.then_some(Duration::from_millis(50)));
+        let mut world = World::new(takes_turns.then_some(Duration::from_millis(50)));
         let happened = happened.into_iter().filter(|event| !matches!(event, Event::ShutDown));
         for event in happened.chain([Event::Promised(0); 1000]) {
             if world.end.is_none() {

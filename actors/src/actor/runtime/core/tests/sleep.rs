@@ -1,4 +1,4 @@
-//! Scenarios of models that sleep, make room for other models, and wake up.
+//! Scenarios of models that sleep, free memory for other models, and wake up.
 
 use super::*;
 use crate::{
@@ -10,16 +10,16 @@ pub(super) fn described(effect: &Effect<Names>) -> String {
     match effect {
         Effect::BeginSleep { name, within, stayed_busy: 0, .. } => format!("{name} falls asleep within {within:?}"),
         Effect::BeginSleep { name, stayed_busy, .. } => format!("{name} falls asleep after {stayed_busy} times"),
-        Effect::ReleaseEngine { name, .. } => format!("{name} lies down"),
+        Effect::ReleaseEngine { name, .. } => format!("{name} frees GPU"),
         Effect::StayAwake { name } => format!("{name} stays awake"),
         Effect::ShowAsleep { name, level, reason } => format!("{name} sleeps at {level} for {reason:?}"),
         Effect::ShowWaking { name } => format!("{name} is waking"),
-        Effect::Wake { name, generation, .. } => format!("waken {name} as {generation}"),
+        Effect::Wake { name, generation, .. } => format!("start {name} as {generation}"),
         Effect::ShowAwake { name, reason, took } => format!("{name} is awake for {reason:?} after {took:?}"),
         Effect::ReportNotWoken { name } => format!("{name} did not wake up"),
         Effect::FailStart { name } => format!("{name} did not start"),
-        Effect::ReportIdle => text("look"),
-        Effect::ReportIdleLater { busy, within } => format!("look when any of {busy:?} is idle, or after {within:?}"),
+        Effect::ReportIdle => text("poll"),
+        Effect::ReportIdleLater { busy, within } => format!("poll when any of {busy:?} is idle, or after {within:?}"),
         Effect::AnswerSleeper { sleeper, outcome } => format!("answer {sleeper}: {}", outcome.is_ok()),
         _ => unreachable!("the remaining effects are formatted by the other tests"),
     }
@@ -71,18 +71,18 @@ impl Bed {
     }
 }
 
-/// The models "demo" (load 0) and "other" (load 1) on a device with room for one of
+/// The models "demo" (load 0) and "other" (load 1) on a device with memory for one of
 /// them. "other" is awake.
 fn in_turn() -> Bed {
     let mut bed = bed(Rules { turn: Some(5 * SECOND), ..rules() });
     bed.load("demo");
     bed.woken("demo", 0);
     bed.load("other");
-    assert_eq!(bed.not_woken("other", true), ["other lies down"]);
-    assert_eq!(bed.fell_asleep("other", 1), ["other is waking", "look"]);
+    assert_eq!(bed.not_woken("other", true), ["other frees GPU"]);
+    assert_eq!(bed.fell_asleep("other", 1), ["other is waking", "poll"]);
     assert_eq!(bed.check_idle(&[("demo", Some(1)), ("other", None)]), ["demo falls asleep within None"]);
-    assert_eq!(bed.drained("demo", 0), ["demo lies down"]);
-    assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for Some(MakeRoom)", "waken other as 2"]);
+    assert_eq!(bed.drained("demo", 0), ["demo frees GPU"]);
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for Some(FreeMemory)", "start other as 2"]);
     assert_eq!(bed.woken("other", 1), ["other is awake for None after 0ns"]);
     bed
 }
@@ -93,12 +93,12 @@ fn a_model_sleeps_after_draining_and_wakes_for_a_request() {
     assert_eq!(bed.woken("demo", 0), ["demo is awake for None after 0ns"]);
     assert_eq!(bed.sleep("demo", 0, "first"), ["demo falls asleep within Some(1s)"]);
     assert!(bed.sleep("demo", 0, "second").is_empty(), "the change is already under way");
-    assert_eq!(bed.drained("demo", 0), ["demo lies down"]);
+    assert_eq!(bed.drained("demo", 0), ["demo frees GPU"]);
     assert!(bed.engine_died("demo").is_empty(), "the engine was stopped for the sleep");
     let asleep = ["demo sleeps at 1 for Some(Call)", "answer first: true", "answer second: true"];
     assert_eq!(bed.fell_asleep("demo", 0), asleep);
     assert_eq!(bed.sleep("demo", 0, "third"), ["answer third: true"]);
-    assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 1"]);
+    assert_eq!(bed.wake("demo", 0), ["demo is waking", "start demo as 1"]);
     assert!(bed.wake("demo", 0).is_empty(), "the change is already under way");
     bed.now += SECOND;
     assert_eq!(bed.woken("demo", 0), ["demo is awake for Some(Request) after 1s"]);
@@ -126,7 +126,7 @@ fn a_deeper_sleep_requested_while_falling_asleep_is_carried_out() {
         "the model falls asleep before it sleeps deeper"
     );
     bed.drained("demo", 0);
-    assert_eq!(bed.fell_asleep("demo", 0), ["demo lies down"], "the weights are released as well");
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo frees GPU"], "the weights are released as well");
     let effects = bed.give(Input::FellAsleep { name: text("demo"), load: 0, level: SleepLevel::Level2 });
     assert_eq!(effects, ["demo sleeps at 2 for Some(Call)", "answer first: true", "answer second: true"]);
 }
@@ -140,7 +140,7 @@ fn a_request_during_falling_asleep_wakes_the_model_afterwards() {
     bed.drained("demo", 0);
     assert!(bed.wake("demo", 0).is_empty());
     let effects = bed.fell_asleep("demo", 0);
-    let expected = ["demo sleeps at 1 for Some(Call)", "answer user: true", "demo is waking", "waken demo as 1"];
+    let expected = ["demo sleeps at 1 for Some(Call)", "answer user: true", "demo is waking", "start demo as 1"];
     assert_eq!(effects, expected);
     assert!(bed.sleep("demo", 0, "again").is_empty(), "the model wakes up before it sleeps again");
     let effects = bed.woken("demo", 0);
@@ -155,9 +155,9 @@ fn a_failed_wake_is_reported_and_the_model_stays_asleep() {
     bed.drained("demo", 0);
     bed.fell_asleep("demo", 0);
     bed.wake("demo", 0);
-    assert_eq!(bed.not_woken("demo", true), ["demo did not wake up", "demo lies down"], "no other model makes room");
+    assert_eq!(bed.not_woken("demo", true), ["demo did not wake up", "demo frees GPU"], "no other model frees memory");
     assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for None"]);
-    assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 2"]);
+    assert_eq!(bed.wake("demo", 0), ["demo is waking", "start demo as 2"]);
     // An engine that dies during a wake is replaced, as during a load.
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 1 and 1ms: a bug"]);
     assert_eq!(bed.respawn("demo", 0, 1), ["respawn demo as 3"]);
@@ -197,9 +197,9 @@ fn a_wake_without_memory_suspends_the_least_recently_used_model() {
     let mut bed = in_turn();
     bed.load("third");
     bed.woken("third", 3);
-    assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 4"], "there may be enough memory");
+    assert_eq!(bed.wake("demo", 0), ["demo is waking", "start demo as 4"], "there may be enough memory");
     bed.not_woken("demo", true);
-    assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "look"]);
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "poll"]);
     let seen = [("demo", None), ("other", Some(2)), ("third", Some(3))];
     assert_eq!(bed.check_idle(&seen), ["third falls asleep within None"]);
     assert!(bed.check_idle(&seen).is_empty(), "only one model falls asleep at a time");
@@ -223,10 +223,10 @@ fn an_endless_reply_does_not_block_models_waiting_for_memory() {
         ["other stays awake", "other falls asleep within Some(1s)"],
         "the user allowed another drain time"
     );
-    assert_eq!(bed.stayed_busy("other", 1), ["other stays awake", "answer user: false", "look"]);
+    assert_eq!(bed.stayed_busy("other", 1), ["other stays awake", "answer user: false", "poll"]);
     assert_eq!(bed.check_idle(&busy), ["third falls asleep within None"]);
-    assert_eq!(bed.stayed_busy("third", 3), ["third stays awake", "look"]);
-    assert_eq!(bed.check_idle(&busy), [r#"look when any of ["other", "third"] is idle, or after 5s"#]);
+    assert_eq!(bed.stayed_busy("third", 3), ["third stays awake", "poll"]);
+    assert_eq!(bed.check_idle(&busy), [r#"poll when any of ["other", "third"] is idle, or after 5s"#]);
     bed.now += 5 * SECOND;
     assert_eq!(
         bed.check_idle(&busy),
@@ -234,16 +234,16 @@ fn an_endless_reply_does_not_block_models_waiting_for_memory() {
         "the other model has served for a whole turn"
     );
     bed.drained("other", 1);
-    assert_eq!(bed.fell_asleep("other", 1), ["other sleeps at 1 for Some(MakeRoom)", "waken demo as 5"]);
+    assert_eq!(bed.fell_asleep("other", 1), ["other sleeps at 1 for Some(FreeMemory)", "start demo as 5"]);
 }
 
 #[test]
 fn a_sleep_request_to_a_waking_model_is_delayed() {
     let mut bed = in_turn();
     bed.wake("demo", 0);
-    assert_eq!(bed.not_woken("demo", true), ["demo lies down"]);
+    assert_eq!(bed.not_woken("demo", true), ["demo frees GPU"]);
     assert!(bed.sleep("demo", 0, "user").is_empty());
-    assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "look"]);
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "poll"]);
     bed.check_idle(&[("demo", None), ("other", Some(1))]);
     bed.drained("other", 1);
     bed.fell_asleep("other", 1);
@@ -260,7 +260,7 @@ fn busy_models_take_turns_of_a_minimum_length() {
     bed.not_woken("demo", true);
     bed.fell_asleep("demo", 0);
     let busy = [("demo", None), ("other", None)];
-    assert_eq!(bed.check_idle(&busy), [r#"look when any of ["other"] is idle, or after 5s"#]);
+    assert_eq!(bed.check_idle(&busy), [r#"poll when any of ["other"] is idle, or after 5s"#]);
     bed.now += 5 * SECOND;
     assert_eq!(bed.check_idle(&busy), ["other falls asleep within None"]);
     assert!(bed.wake("other", 1).is_empty(), "a request for the other model came meanwhile");
@@ -268,27 +268,27 @@ fn busy_models_take_turns_of_a_minimum_length() {
     let effects = bed.fell_asleep("other", 1);
     assert_eq!(
         effects,
-        ["other sleeps at 1 for Some(MakeRoom)", "other is waking", "waken demo as 4"],
+        ["other sleeps at 1 for Some(FreeMemory)", "other is waking", "start demo as 4"],
         "the model that waited longer wakes first"
     );
     let effects = bed.woken("demo", 0);
-    assert_eq!(effects, ["demo is awake for Some(Request) after 5s", "waken other as 5"]);
+    assert_eq!(effects, ["demo is awake for Some(Request) after 5s", "start other as 5"]);
     bed.not_woken("other", true);
     bed.fell_asleep("other", 1);
     assert_eq!(
         bed.check_idle(&busy),
-        [r#"look when any of ["demo"] is idle, or after 5s"#],
+        [r#"poll when any of ["demo"] is idle, or after 5s"#],
         "the model that just woke keeps its turn"
     );
 }
 
 #[test]
-fn a_wake_that_no_model_can_make_room_for_fails() {
+fn a_wake_fails_if_no_model_can_free_memory() {
     let mut bed = in_turn();
     bed.wake("demo", 0);
     assert_eq!(
         bed.not_woken("demo", false),
-        ["demo did not wake up", "demo lies down"],
+        ["demo did not wake up", "demo frees GPU"],
         "the model would not fit even on an empty device"
     );
     bed.fell_asleep("demo", 0);
@@ -297,7 +297,7 @@ fn a_wake_that_no_model_can_make_room_for_fails() {
     bed.fell_asleep("demo", 0);
     assert_eq!(
         bed.check_idle(&[("demo", Some(0)), ("other", None)]),
-        ["demo lies down"],
+        ["demo frees GPU"],
         "no caller waits for the model"
     );
     assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for None"]);
@@ -308,7 +308,7 @@ fn a_wake_that_no_model_can_make_room_for_fails() {
     bed.fell_asleep("demo", 0);
     assert_eq!(
         bed.ended("other", 1, 0),
-        ["other is gone", "answer user: 0", "waken demo as 6"],
+        ["other is gone", "answer user: 0", "start demo as 6"],
         "there is enough memory now"
     );
     let mut alone = self::bed(Rules { turn: Some(SECOND), ..rules() });
@@ -327,7 +327,7 @@ fn sleeping_and_waking_models_move_to_the_next_device() {
     bed.fell_asleep("demo", 0);
     bed.give(Input::DeviceLost(lost()));
     assert_eq!(bed.wake("demo", 0), ["demo is waking"], "the model waits for a device");
-    assert_eq!(bed.give(Input::DeviceMade(Ok("another"))), ["take another", "waken demo as 1"]);
+    assert_eq!(bed.give(Input::DeviceMade(Ok("another"))), ["take another", "start demo as 1"]);
     bed.give(Input::DeviceLost(lost()));
     assert!(bed.core.lost.is_some());
 }

@@ -1,5 +1,5 @@
-//! Tests of the charges of tenants: each prompt is charged once, as far as it is computed, whatever
-//! happens to its sequence.
+//! Tests of the charges of tenants: each computed prompt token is charged once, whatever happens
+//! to its sequence.
 
 use proptest::prelude::*;
 
@@ -18,14 +18,14 @@ fn of_tenant(tenant: &str, sequence: NewSequence) -> NewSequence {
     }
 }
 
-/// Tokens that the tenant was charged for. There must be two tenants, because a single tenant's
-/// counter is not looked up.
+/// Tokens that the tenant was charged for. There must be two tenants, because the counter of a
+/// single tenant always reads as 0.
 fn charged(bed: &Bed, tenant: &str) -> u64 {
     bed.scheduler.waiting.tenants.counter(&Tenant::new(tenant)) / u64::from(TenantWeights::WEIGHT_MAX)
 }
 
-/// The first sequence of tenant `b` runs a prompt in several steps, so sequences of `a`
-/// have no step yet.
+/// A scheduler in which a sequence of tenant `b` computes its prompt in several full steps.
+/// Sequences of `a` that arrive later are therefore not in these steps.
 fn busy() -> Bed {
     let mut bed = Bed::new(limits(4, 16, 32));
     bed.admit(of_tenant("b", sequence(1, 60, 1)));
@@ -199,7 +199,7 @@ proptest! {
         for (id, drawn) in &requests {
             bed.scheduler.arrive(drawn.sequence(*id, 0, false));
         }
-        // Both tenants are known, because a single tenant's counter is not looked up.
+        // Both tenants are registered, because the counter of a single tenant always reads as 0.
         TENANTS.iter().for_each(|name| bed.scheduler.waiting.tenants.arrive(&Tenant::new(*name), std::iter::empty()));
         let mut account = Account {
             requests,

@@ -61,7 +61,7 @@ fn a_sequence_with_drafts_is_not_planned_ahead() {
     bed.chose(&[&[8]]);
     assert_eq!(bed.running.len(), 1, "drafts are expected, so the next step waits for the token before them");
     bed.chose(&[&[9]]);
-    assert_eq!((bed.drafted(), bed.running.len()), (vec![vec![10, 7, 8]], 1), "the step with drafts is not followed");
+    assert_eq!((bed.drafted(), bed.running.len()), (vec![vec![10, 7, 8]], 1), "no step follows the step with drafts");
     bed.chose(&[&[11]]);
     assert_eq!(
         (bed.drafted(), bed.running.len()),

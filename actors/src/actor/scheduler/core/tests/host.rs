@@ -4,7 +4,7 @@
 use super::*;
 use crate::pace::CopyCosts;
 
-/// A bed with a host tier that has room for all blocks.
+/// A bed with a host tier that can hold all blocks.
 fn bed(limits: Limits) -> Bed {
     Bed::of(SchedulerCore::new(limits).without_look_ahead().with_host(64, CopyCosts::default()), 1)
 }

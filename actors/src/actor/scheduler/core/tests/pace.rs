@@ -129,7 +129,7 @@ fn a_prompt_progresses_even_with_an_impossibly_short_interval() {
     let mut bed = self::bed(2000, 4000);
     bed.admit(sequence(1, 10, 50)).stepped(5);
     bed.admit(sequence(2, 1000, 2)).stepped(5);
-    // Decoding alone exceeds this promise. The step may then take twice as long as decoding.
+    // Decoding by itself exceeds this promise. The step may then take twice as long as decoding.
     let micros = LARGE.micros(&work_of(&bed.running[0]));
     assert!((6500..=7300).contains(&micros), "{micros}");
 }

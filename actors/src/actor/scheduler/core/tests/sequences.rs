@@ -25,9 +25,9 @@ fn second_step_beside(second: NewSequence) -> (Vec<SequenceId>, Vec<usize>) {
 #[test]
 fn only_decoding_sequences_are_planned_before_older_prompts() {
     let first_alone = (vec![SequenceId(1)], vec![4]);
-    assert_eq!(second_step_beside(sequence(2, 1, 9)), first_alone, "a short prompt limits the step like any prompt");
+    assert_eq!(second_step_beside(sequence(2, 1, 9)), first_alone, "a prompt of one token waits for the older one");
     let returning = |tokens| NewSequence { produced: 1, ..sequence(2, tokens, 9) };
-    assert_eq!(second_step_beside(returning(2)), first_alone, "a recomputed sequence limits the step like a prompt");
+    assert_eq!(second_step_beside(returning(2)), first_alone, "a recomputed sequence waits for the older prompt");
 }
 
 #[test]

@@ -227,8 +227,8 @@ impl Story {
     }
 }
 
-/// The token after `tokens`: usually the last token's successor in a cycle of ten, so that drafts are
-/// accepted, and otherwise a token that depends on all of `tokens`.
+/// The token after `tokens`: usually the last token's successor in a cycle of ten, so that drafts
+/// are accepted, and otherwise a token that depends on all of `tokens`.
 fn choice(tokens: &[u32]) -> u32 {
     let sum = tokens.iter().fold(7, |sum: u32, token| sum.wrapping_mul(31) ^ token);
     if sum.is_multiple_of(5) { sum % 50 + 1 } else { tokens[tokens.len() - 1] % 10 + 1 }
@@ -278,11 +278,11 @@ fn the_next_turn_resumes_within_the_last_reply() {
         resumed.push(story.found[&SequenceId(turn)]);
         chat = after(&story.tokens[&SequenceId(turn)], 20 + turn as u32, 30);
     }
-    // The first turn has a prompt of 150 tokens and a reply of 200. Each later turn adds 30 and 200.
-    // The last token of a reply is never computed.
+    // The first turn has a prompt of 150 tokens and a reply of 200. Each later turn adds a prompt
+    // of 30 and a reply of 200. The last token of a reply is never computed.
     assert_eq!(resumed, [0, 320, 576, 768]);
-    // Each turn leaves the last snapshot of its reply. Two prompts also leave one, after 128 and 832
-    // tokens. The other two prompts resume where they would take theirs.
+    // Each turn leaves the last snapshot of its reply. Two prompts also leave a snapshot, after 128
+    // and 832 tokens. The other two prompts resume where they would take a snapshot.
     assert_eq!(story.usage().snapshots, 6);
 }
 
@@ -454,7 +454,7 @@ fn a_reply_with_drafts_is_the_same_and_takes_fewer_steps() {
     assert_eq!(tokens, expected);
     assert_eq!(fewer, steps - accepted, "each accepted draft saves a step");
     assert!(accepted > 100 && drafted - accepted > 100, "{accepted} of {drafted}");
-    assert_eq!(resumed, 320, "the snapshots of the reply are those without drafts");
+    assert_eq!(resumed, 320, "the reply has the same snapshots as without drafts");
 }
 
 #[test]
@@ -498,7 +498,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..120)
 }
 
-/// Plays a random history and then lets everything end.
+/// Plays a random history and then runs all sequences to their end.
 fn play(events: &[Event], scheduler: SchedulerCore, slots: usize, running_max: usize) {
     play_story(events, Story::new(scheduler, slots, running_max));
 }

@@ -20,7 +20,8 @@ fn run(bed: &mut Bed) -> usize {
 
 #[test]
 fn windows_admit_sequences_that_are_longer_than_the_pool() {
-    // A window of 32 tokens lies in at most three blocks. 64 tokens of each of two steps take eight.
+    // A window of 32 tokens lies in at most three blocks. The tokens of two steps, 64 each, take
+    // eight blocks.
     let mut bed = bed(limits(8, 64, 32), &[Some(32)]);
     (1..=8).for_each(|id| drop(bed.admit(sequence(id, 100, 500)).recorded()));
     assert_eq!((run(&mut bed), bed.scheduler.preemptions()), (8, Preemptions::default()));

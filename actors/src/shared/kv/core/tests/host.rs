@@ -46,10 +46,7 @@ fn a_partly_swapped_prefix_is_shared_after_its_fetch() {
     kv.take_leaving();
     kv.release(B);
     let prefix = keys(7, 64);
-    assert_eq!(
-        kv.beginning(&prefix),
-        Beginning { blocks: 4, resident: 2, missing: 2, lacks_state: false, has_room: true }
-    );
+    assert_eq!(kv.beginning(&prefix), Beginning { blocks: 4, resident: 2, missing: 2, lacks_state: false, fits: true });
     assert!(kv.fetch(A, &prefix).is_some());
     assert!(kv.is_coming(&prefix) && !kv.is_coming(&prefix[..2]), "another request waits for the blocks being fetched");
     assert_eq!(kv.allot(&[alike(B, 7, 33, 1)]).short_by, 1, "B cannot use blocks being fetched, and no block is free");
@@ -78,7 +75,7 @@ fn blocks_evicted_by_a_fetch_never_overwrite_the_fetched_slots() {
         kv.release(sequence);
     }
     let fetched = kv.fetch(A, &keys(7, 32)).expect("the host holds both blocks");
-    assert_eq!(fetched.blocks.to_host, [], "the blocks of B do not fit next to the kept ones");
+    assert_eq!(fetched.blocks.to_host, [], "the host has no free slot for the blocks of B");
     assert_eq!(fetched.blocks.to_device.len(), 2);
     kv.fetched(A);
 }
@@ -92,7 +89,7 @@ fn blocks_blanked_ahead_keep_their_content_on_the_host() {
     kv.make_blank(2);
     assert_eq!((kv.take_leaving().blocks.to_host, kv.usage().cached), (vec![copy(2, 0), copy(3, 1)], 2));
     kv.allot(&[demand(B, 0, 32)]);
-    assert_eq!(kv.take_leaving().blocks.to_host, [], "the blocks have left already");
+    assert_eq!(kv.take_leaving().blocks.to_host, [], "the blocks were copied to the host already");
     let mut without = KvCore::new(2);
     without.allot(&[demand(A, 0, 32)]);
     fill(&mut without, A, 7, 32);
@@ -108,7 +105,7 @@ fn a_shrink_forgets_removed_blocks_that_were_not_copied_out() {
     assert_eq!(kv.take_leaving().blocks.to_host, [copy(0, 0)]);
     assert_eq!(
         kv.beginning(&keys(7, 32)),
-        Beginning { blocks: 1, resident: 0, missing: 1, lacks_state: false, has_room: true }
+        Beginning { blocks: 1, resident: 0, missing: 1, lacks_state: false, fits: true }
     );
 }
 

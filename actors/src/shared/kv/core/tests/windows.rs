@@ -90,8 +90,8 @@ fn only_blocks_of_the_first_group_are_reported() {
     kv.release(A);
     let full = kv.named.iter().filter(|(name, _)| name.group == 0).count();
     assert_eq!((full, kv.named.len()), (5, 10));
-    // After the two blank blocks, the blocks that were let go are reused. They are in the second
-    // group.
+    // After the two blank blocks, the blocks of the second group that were released before the
+    // others are reused.
     kv.allot(&[demand(B, 0, 32)]);
     apply_events(&mut kv, &mut known);
     assert_eq!((known.len(), kv.named.len()), (5, 8));
@@ -104,7 +104,7 @@ fn only_blocks_of_the_first_group_are_reported() {
 fn a_pool_with_only_windows_emits_no_block_events() {
     let mut kv = KvCore::new(12).with_groups(CacheGroups::new([(0, Some(32))]));
     // The prompt runs in chunks that are longer than the window. Blocks are named when the last
-    // chunk has chosen a token, and by then the first blocks are gone.
+    // chunk has chosen a token, and the first blocks have been released by then.
     for (held, tokens) in [(0, 64), (64, 128), (128, 161)] {
         assert_eq!(kv.allot(&[demand(A, held, tokens)]).short_by, 0);
         if tokens == 161 {
@@ -149,10 +149,10 @@ fn a_prefix_is_fetched_from_the_host_in_every_group() {
     run(&mut kv, A, 7, 81);
     kv.release(A);
     kv.allot(&[demand(B, 0, 96)]);
-    assert_eq!(kv.take_leaving().blocks.to_host.len(), 10, "all named blocks of both groups leave");
+    assert_eq!(kv.take_leaving().blocks.to_host.len(), 10, "all named blocks of both groups are copied");
     kv.release(B);
     let found = kv.beginning(&keys(7, 80));
-    assert_eq!(found, Beginning { blocks: 5, resident: 0, missing: 7, lacks_state: false, has_room: true });
+    assert_eq!(found, Beginning { blocks: 5, resident: 0, missing: 7, lacks_state: false, fits: true });
     let copies = kv.fetch(A, &keys(7, 80)).expect("the host has the prefix");
     assert_eq!((copies.blocks.to_device.len(), shape(&kv, A)), (7, vec![(0, 5), (3, 2)]));
     assert!(kv.is_coming(&keys(7, 80)));
