@@ -230,8 +230,8 @@ impl Request {
         self.unmet_deadlines().map(|_, due| (due < now).then_some(due)) != Deadlines::default()
     }
 
-    /// The scheduling parameters at time `now`. A third of the requests have a priority other than
-    /// 0. There are four tenants.
+    /// The scheduling parameters at time `now`. A third of the requests have a priority that
+    /// is not 0. There are four tenants.
     pub fn scheduling_params(&self, now: Duration) -> SchedulingParams {
         let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
         let left = self.unmet_deadlines().map(|_, due| Some(due.saturating_sub(now)));

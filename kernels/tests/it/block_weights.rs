@@ -63,9 +63,9 @@ fn exact(x: &[f32], wide: &[f32], columns: usize) -> Vec<f64> {
     x.chunks(columns).flat_map(|x| wide.chunks(columns).map(move |weight| product(x, weight))).collect()
 }
 
-/// Bound on the rounding error of an f32 sum of `columns` products of activations and weights up to
-/// 1. A weight is a scaled integer plus an offset. Kernels sum the products with the scaled
-/// integers, which are up to twice as large as the weights, and with the offsets separately.
+/// Bound on the rounding error of an f32 sum of `columns` products of activations and weights with
+/// magnitudes of at most 1. The integers, which are up to twice as large as the weights, and the
+/// offsets are summed separately.
 fn tolerance(columns: usize) -> f64 {
     3.0 * (columns + 2) as f64 * f64::from(f32::EPSILON) / 2.0
 }
