@@ -83,7 +83,7 @@ struct World {
     late: BTreeMap<Deadline, usize>,
     /// Prompt tokens that were scored.
     scored: usize,
-    /// Drafted tokens that were accepted, and that were rejected.
+    /// The number of drafted tokens that were accepted. `rejected` counts the rejected ones.
     accepted: usize,
     rejected: usize,
     /// The number of orders to shrink the pool.

@@ -1,4 +1,4 @@
-//! Watches the fences that leases wait for. The watch is separate from the ledger so that the
+//! The watch of fences that leases wait for. The watch is separate from the ledger so that the
 //! ledger stays pure.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -316,7 +316,7 @@ fn every_refusal_has_a_name_and_a_hint() {
         (
             closed(Gate::Frozen),
             "gate_closed",
-            Some("take the lease before the model is ready, or lease it as a tenant"),
+            Some("take the lease before the model is ready, or as an external lease"),
         ),
         (Refusal::OwnerDead { owner: owner.clone() }, "owner_dead", None),
         (

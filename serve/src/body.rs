@@ -187,7 +187,9 @@ impl Pieces {
             return self.stream.next().await.transpose().map_err(|_| early());
         };
         tokio::select! {
-            // The server has read all input before it sees its end, so a piece may still be waiting.
+            // hyper passes all pieces on before it reads the end of the input. Both happen in the task
+            // of the connection, which also polls this future, so no piece can arrive between the
+            // two branches.
             biased;
             piece = self.stream.next() => piece.transpose().map_err(|_| early()),
             () = input_end.hidden() => Err(early()),

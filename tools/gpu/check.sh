@@ -6,15 +6,15 @@
 #                                                              # default: all except share, ranks and soak
 #
 # tests      every GPU test that takes less than a minute
-# drills     another process that takes and frees memory, GPUs with too little memory; uses 7B's shape and a whole
-#            GPU (4 minutes)
+# drills     memory taken and freed by another process, GPUs with too little memory; Qwen2.5-VL-7B's
+#            shape on a whole GPU (4 minutes)
 # kernels    each kernel against torch in f64, and its times (does not need the programs in FOLDER)
 # sanitizer  the kernels' tests under compute-sanitizer, except the one that measures times
-# seven      a random checkpoint of 7B's shape (16.6 GB in SCRATCH, by default /tmp), computed by transformers and by Bursar
+# seven      Bursar against transformers, random weights of 7B's shape (16.6 GB in SCRATCH, or /tmp)
 # products   matrix products with few and with many rows, checked and timed next to cuBLASLt (`tools/gpu/{products,gated}.py`)
 # share      models of 7B's shape that sleep in turns and lend memory, and chats whose history exceeds the GPU
 #            (`turns.py`)
-# ranks      sums over all GPUs, checked and timed (`ranks.py`). The tests of two GPUs are in `tests` and skip on one GPU
+# ranks      all-reduce, checked and timed (`ranks.py`). `tests` has 2-GPU tests, skipped on one GPU
 # soak       chats while actors die, memory runs short and models sleep, for BURSAR_SOAK_SECONDS (300); needs the GPU exclusively
 # bench      `bursar bench` with 7B's shape
 #
@@ -38,8 +38,8 @@ nvidia-smi -L || {
     exit 1
 }
 
-# Tests read golden files from this folder, and other files of the repository from its
-# path at build time.
+# Tests read golden files from this folder. They read other repository files at the path that
+# the repository had when the tests were built.
 export BURSAR_GOLDEN="$bin/golden"
 python3 tests/golden/make.py --unpack "$BURSAR_GOLDEN"
 for demo in "demo checkpoint" "hybrid_demo hybrid_checkpoint"; do

@@ -1,4 +1,4 @@
-//! Whether a model is awake, how many requests are active, and how many callers
+//! The state of a model: awake or not, its active requests, and the callers that
 //! wait to be admitted.
 
 use std::{sync::Arc, time::Duration};

@@ -102,7 +102,7 @@ pub fn chosen(request: u64, position: usize) -> u32 {
     if chance.one_in(ends) { STOP } else { 1 + chance.below(500) as u32 }
 }
 
-/// A caller, and the driver of its request.
+/// A caller's request, with the state that the caller and the request's driver keep.
 pub struct Request {
     pub number: u64,
     /// The topic of the text. There are only a few topics, so that many prompts have a common
@@ -122,7 +122,7 @@ pub struct Request {
     pub sequence: Option<SequenceId>,
     /// The id that the request keeps when it returns to the scheduler.
     pub returns_as: Option<SequenceId>,
-    /// The ticket of the request that waits at the vision core.
+    /// The ticket under which this request waits at the vision core.
     pub ticket: Option<Ticket>,
     /// Tokens of the prompt that were scored since the last admission.
     pub scored: usize,

@@ -191,7 +191,7 @@ impl Hint for Refusal {
             Refusal::Behind { .. } => "wait in the queue, or raise the request's priority".into(),
             Refusal::Overloaded(overloaded) => overloaded.hint(),
             Refusal::GateClosed { gate: Gate::Teardown, .. } => "wait until the model has stopped, then load it".into(),
-            Refusal::GateClosed { .. } => "take the lease before the model is ready, or lease it as a tenant".into(),
+            Refusal::GateClosed { .. } => "take the lease before the model is ready, or as an external lease".into(),
             Refusal::PredecessorHolds { .. } => "start the successor after the `OwnerCleared` effect".into(),
             Refusal::CanaryAsked => "set the canary's size instead".into(),
             Refusal::OwnerDead { .. } | Refusal::NotHeld { .. } | Refusal::Nothing | Refusal::Withdrawn => return None,

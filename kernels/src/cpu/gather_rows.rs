@@ -1,4 +1,4 @@
-//! Gathers rows by index.
+//! Gathering of rows by index.
 
 use super::{
     memory::{Rows, indices, write_rows},

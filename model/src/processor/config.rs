@@ -36,7 +36,7 @@ pub(crate) const TILING_KEYS: [(&str, &str); 5] = [
 /// The video processor that makes one tile of each frame.
 const TILING_VIDEO_PROCESSOR: &str = "InternVLVideoProcessor";
 
-/// Values of `video_processor_type` that apply the same arithmetic to each frame.
+/// Values of `video_processor_type` whose arithmetic for a frame is that of `KNOWN_PROCESSORS`.
 const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_PROCESSOR];
 
 /// The video processor whose pixel limits apply to all frames together.
@@ -110,7 +110,7 @@ pub struct ImageProcessorConfig {
     /// Standard deviation of each channel, on a scale from 0 to 1.
     pub image_std: [f64; 3],
     pub resample: Resample,
-    /// Factor that each level is multiplied by if `do_rescale` is set.
+    /// Factor that each 8-bit channel value is multiplied by if `do_rescale` is set.
     pub rescale_factor: f64,
     /// Whether pictures are resized. If not, their sides must
     /// be multiples of [`factor`](Self::factor).

@@ -1,5 +1,5 @@
-//! Checkpoints with FP8 weights of each format, compared with the released arithmetic in f64:
-//! as single sequences, in chunks and batched with others.
+//! Checkpoints with FP8 weights of each format, compared with a reference model in f64 that rounds
+//! activations as the format prescribes: as single sequences, in chunks and batched with others.
 //!
 //! In these cases, every activation is far enough from the midpoint between two E4M3 numbers that a
 //! sum in f32 cannot round it to the other number (`tests/golden/recording/fp8.py`). Therefore all

@@ -71,7 +71,7 @@ fn asymmetric(weight: &[f32], shape: [usize; 3]) -> (Vec<Stored>, Vec<u8>) {
     integers(weight, shape, false)
 }
 
-/// Packs to NVFP4, with one f32 for each expert.
+/// Packs to NVFP4, with one global scale in f32 for each expert.
 fn nvfp4(weight: &[f32], [count, rows, columns]: [usize; 3]) -> (Vec<Stored>, Vec<u8>) {
     let experts: Vec<_> = weight.chunks_exact(rows * columns).map(|expert| Fp4::of(Format::Nvfp4, expert)).collect();
     let joined = |part: fn(&Fp4) -> Vec<u8>| experts.iter().flat_map(part).collect::<Vec<u8>>();

@@ -1,4 +1,4 @@
-//! vLLM's `stop_reason`: the rule of the request that ended a reply.
+//! vLLM's `stop_reason`: the stop string or stop token that ended a reply.
 
 use schemars::JsonSchema;
 use serde::Serialize;

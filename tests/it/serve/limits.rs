@@ -88,6 +88,37 @@ fn a_client_that_half_closes_after_its_request_is_answered() {
 }
 
 #[test]
+fn a_half_close_ends_incomplete_bodies_and_no_complete_ones() {
+    story(async {
+        let fixture = Fixture::usual().await;
+        let answer = async |head: &str, body: &[u8]| {
+            let mut stream = fixture.connect().await;
+            let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n");
+            stream.write_all(&[head.as_bytes(), body].concat()).await.expect("the server reads");
+            stream.shutdown().await.expect("the stream closes");
+            // The time limit for bodies is 60 s.
+            let received = tokio::time::timeout(Duration::from_secs(20), rest(stream)).await.expect("an early answer");
+            String::from_utf8(received).expect("text")
+        };
+        // Many reads of the server and a body of more than one piece.
+        let asked = hello(json!({"user": "u".repeat(1 << 20), "max_tokens": 1})).to_string();
+        let length = format!("content-length: {}", asked.len());
+        let received = answer(&length, &asked.as_bytes()[..asked.len() - 1]).await;
+        assert!(received.starts_with("HTTP/1.1 400") && received.contains("the body ended early"), "{received}");
+        let received = answer(&length, asked.as_bytes()).await;
+        assert!(received.starts_with("HTTP/1.1 200"), "{received}");
+        let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+        let (first, second) = asked.split_at(asked.len() / 2);
+        let chunks = [chunk(first), chunk(second)].concat();
+        let received = answer("transfer-encoding: chunked", chunks.as_bytes()).await;
+        assert!(received.starts_with("HTTP/1.1 400") && received.contains("the body ended early"), "{received}");
+        let received = answer("transfer-encoding: chunked", [chunks.as_str(), "0\r\n\r\n"].concat().as_bytes()).await;
+        assert!(received.starts_with("HTTP/1.1 200"), "{received}");
+        fixture.end().await;
+    });
+}
+
+#[test]
 fn bodies_are_limited_with_or_without_a_content_length() {
     story(async {
         let serve = ServeOptions { body_bytes: Bytes::kib(4), ..ServeOptions::default() };

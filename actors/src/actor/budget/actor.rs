@@ -201,9 +201,9 @@ impl Actor for BudgetActor {
                 reply.answer(state.ledger.available(Memory::Device));
             }
             BudgetMessage::Measure(reply) => {
-                // While a model is being sized, the ledger must not count memory that the model has
-                // taken but not leased yet as foreign. The answer counts that memory as foreign,
-                // but the ledger is not updated.
+                // A model that is being sized may hold memory that it has not leased yet. The
+                // answer counts that memory as foreign. The ledger must not, so the ledger is not
+                // updated.
                 let (memory, seen) =
                     if state.ledger.is_profiling() { state.seen()?.unzip() } else { (state.measure()?, None) };
                 // The caller may have installed a metrics recorder since the last update. It
@@ -252,7 +252,7 @@ impl Actor for BudgetActor {
 }
 
 impl Drop for BudgetState {
-    /// This actor may have read release notes after the mailbox was closed. The memory of the
+    /// This actor may have read a `ReleaseNote` after the mailbox was closed. The memory of the
     /// released leases must still be returned.
     fn drop(&mut self) {
         self.mailbox.read_last_notes();

@@ -15,7 +15,7 @@ use crate::{
 
 /// Messages from the engine itself, its profile, the budget and the runtime.
 pub enum EngineMessage {
-    /// The wait before an attempt has ended. Attempt 0, the first, has no wait.
+    /// The delay that precedes an attempt is over. Attempt 0, the first, has no wait.
     Attempt { attempt: u32 },
     /// The weights are loaded, or loading has failed.
     Loaded(Result<Result<LoadedModel, LoadFailed>, BackgroundTaskDied>),
@@ -52,7 +52,7 @@ pub enum EngineMessage {
     Ordered(ResizeOrder),
     /// A resize of the KV cache has ended.
     PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
-    /// The wait before a restart has ended.
+    /// The delay that precedes a restart is over.
     Restart {
         /// The number of the restart. The number is outdated if another child has died since.
         restart: u64,

@@ -63,9 +63,9 @@ struct Line {
 
 /// The source of pictures.
 pub struct PictureLoad<'p> {
-    /// The folder of a trace's pictures. Without it, pictures of a file with runs are drawn.
+    /// The folder of a trace's pictures. If `None`, the pictures of a `Runs` file are generated.
     pub folder: Option<&'p Path>,
-    /// Side of a drawn picture, in pixels.
+    /// Side of a generated picture, in pixels.
     pub side: u32,
 }
 

@@ -26,8 +26,8 @@ impl<'a> Operands<'a> {
     /// the weight's blocks have fewer rows than the kernels support.
     pub(in super::super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
         let scheme = weight.scheme();
-        let with_x = scheme.filter(|scheme| scheme.activations.is_some());
-        if with_x.and_then(|scheme| scheme.weights.block_rows()).is_some_and(|height| height < BLOCK_ROWS_MIN) {
+        let x_scheme = scheme.filter(|scheme| scheme.activations.is_some());
+        if x_scheme.and_then(|scheme| scheme.weights.block_rows()).is_some_and(|height| height < BLOCK_ROWS_MIN) {
             return None;
         }
         let (x, x_scales, x_scale) = match weight.wants() {

@@ -99,7 +99,7 @@ impl HubCache {
     /// If another process is fetching the same file, this waits for that process.
     ///
     /// # Errors
-    /// [`HubError::Cancelled`] if the watch cancels the fetch during the wait; [`HubError::Cache`].
+    /// [`HubError::Cancelled`] if `is_cancelled` becomes true during the wait; [`HubError::Cache`].
     pub fn blob(&self, etag: &str, file: &str, is_cancelled: impl Fn() -> bool) -> Result<Blob, HubError> {
         let failed = failed(file);
         fs::create_dir_all(&self.locks).map_err(&failed)?;

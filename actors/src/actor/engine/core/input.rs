@@ -15,7 +15,7 @@ pub enum WhichLane {
 }
 
 pub enum Input<P: Parts> {
-    /// The wait before this attempt has ended. Attempt 0, the first, has no wait.
+    /// The delay that precedes this attempt is over. Attempt 0, the first, has no wait.
     Attempt {
         attempt: u32,
     },
@@ -83,7 +83,7 @@ pub enum Input<P: Parts> {
         first: usize,
         reason: String,
     },
-    /// The wait before a restart has ended.
+    /// The delay that precedes a restart is over.
     Restart {
         /// The number of the restart. The number is outdated if another child has died since.
         restart: u64,

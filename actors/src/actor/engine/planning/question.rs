@@ -89,8 +89,8 @@ const EXPECTED_TOKENS: usize = 8192;
 /// later start then give the same number, so the recorded profile still applies.
 const SEQUENCES_STEP: usize = 8;
 
-/// The smallest number of KV cache blocks for a start: the size that the user fixed, but at least
-/// the blocks of the probe.
+/// The smallest number of KV cache blocks for a start: the size that the user fixed, or the size of
+/// the small KV cache that a start creates first (the probe), whichever is larger.
 pub(super) fn least_blocks(needs: &MemoryRequirements, kv: &KvChoice, page: Bytes) -> usize {
     let pinned = kv.pinned_tokens(needs.kv_shape, page).unwrap_or(0);
     pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)
