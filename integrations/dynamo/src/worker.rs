@@ -24,7 +24,7 @@ use crate::{
     Options, ask,
     fault::{away, invalid, of_chat, of_engine, of_picture},
     feed::{self, HitCount},
-    tell::{self, Telling},
+    reply_stream::{self, ReplyContext},
 };
 
 /// A Bursar model as a worker of Dynamo.
@@ -210,12 +210,12 @@ impl LLMEngine for BursarWorker {
             let reply = running.model.chat(chat).await.map_err(|error| of_chat(&error))?;
             let is_scored = request.output_options.logprobs.is_some();
             let hits = running.hits.clone();
-            let telling = Telling { context: context.clone(), is_scored, visible_ends, hits, pictures };
-            Ok(tell::chunks(reply, telling))
+            let reply_context = ReplyContext { context: context.clone(), is_scored, visible_ends, hits, pictures };
+            Ok(reply_stream::chunks(reply, reply_context))
         };
         tokio::select! {
             biased;
-            () = context.stopped() => Ok(tell::cancelled()),
+            () = context.stopped() => Ok(reply_stream::cancelled()),
             begun = begun => begun,
         }
     }
