@@ -18,7 +18,7 @@ use bursar_actors::{
     compute::lane::{
         Acceptance, Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped,
     },
-    compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, StateMemory},
+    compute::memory::{EngineBuffers, EngineMemory, GraphInputs, KvMemory, SamplingMemory, StateMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken};
@@ -150,7 +150,7 @@ impl Stage {
             let lease = leased.lease(Class::States, state_bytes);
             StateMemory::back(&device, states, shape.decode_rows, Arc::new(lease)).expect("memory")
         });
-        let memory = Arc::new(EngineMemory::new(EngineParts {
+        let memory = Arc::new(EngineMemory::new(EngineBuffers {
             states,
             step_workspace: workspace.clone(),
             sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling),

@@ -274,7 +274,7 @@ impl World {
         let (mut answers, mut lost) = (Vec::new(), Vec::new());
         for effect in effects {
             match effect {
-                vision::Effect::Launch(pictures) => {
+                vision::Effect::Encode(pictures) => {
                     assert!(self.launches.len() < LAUNCHES, "at most {LAUNCHES} launches run at once");
                     self.launched_ahead += self.launches.len();
                     let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * PATCHES_A_ROW).sum();

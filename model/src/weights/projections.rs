@@ -64,7 +64,7 @@ impl WeightMap<'_> {
         out_features: usize,
         in_features: usize,
     ) -> Result<Linear, WeightError> {
-        let (_, source, _) = self.part(scale, out_features.into(), 1.into(), [out_features].into())?;
+        let (_, source, _) = self.tensor_source(scale, out_features.into(), 1.into(), [out_features].into())?;
         self.names.fold(scale, out_features);
         let first = self.copies().len();
         if self.formats.of([name])?.is_some() {

@@ -8,7 +8,7 @@ use super::{
     dequantizing::dequantize,
     rounding::{buffer_for, widen_to_bytes},
 };
-use crate::checkpoint::{Change, Order, Stored, TensorInfo};
+use crate::checkpoint::{Change, ElementOrder, Stored, TensorInfo};
 
 /// Elements that are unpacked at a time: 32 MiB of f32.
 const UNPACKED_AT_ONCE: usize = 1 << 23;
@@ -56,7 +56,7 @@ pub(super) fn unpacked_parts<E>(
 fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
     let (stored, size) = (found.row_bytes(row), found.dtype.bytes());
     match found.order() {
-        Order::Model | Order::PairedRows(_) | Order::TiledRows(_) => {
+        ElementOrder::Model | ElementOrder::PairedRows(_) | ElementOrder::TiledRows(_) => {
             let elements = found.stored.elements_in(stored.len());
             if elements * size == out.len() {
                 widen(stored, found, out);
@@ -65,7 +65,7 @@ fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
                 out.copy_from_slice(&whole[found.skipped_columns() * size..][..out.len()]);
             }
         }
-        Order::TiledColumns(tiling) => {
+        ElementOrder::TiledColumns(tiling) => {
             // The stored row is widened first, because a block may have columns of several heads.
             let whole = widened(stored, found, tiling.end());
             let first = found.first_column();
@@ -73,7 +73,7 @@ fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
                 element.copy_from_slice(&whole[tiling.stored(first + at) * size..][..size]);
             }
         }
-        Order::Interleaved(elements) => {
+        ElementOrder::Interleaved(elements) => {
             let second = found.second_row_bytes(row);
             let count = out.len() / (2 * elements * size);
             let pieces = [stored, second].map(|row| row.chunks_exact(row.len() / count));

@@ -233,7 +233,7 @@ impl Actor for BudgetActor {
                 }
                 myself.send_after(state.watch.quick_check_pause(), || BudgetMessage::QuickCheck);
             }
-            BudgetMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            BudgetMessage::InjectFault(fault) => return Err(fault.inject().into()),
         }
         state.read_notes()?;
         state.look_at_fences();

@@ -127,7 +127,7 @@ impl Actor for EngineActor {
             }
             EngineMessage::Restart { restart } => state.step(&myself, Input::Restart { restart }).await?,
             EngineMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || EngineMessage::Show)),
-            EngineMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            EngineMessage::InjectFault(fault) => return Err(fault.inject().into()),
             EngineMessage::FailLaunches { which, after, count } => {
                 if let Some(lane) = state.lane(which) {
                     lane.submit(Job::FailLaunches { after, count });

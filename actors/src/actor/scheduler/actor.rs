@@ -257,7 +257,7 @@ impl Actor for SchedulerActor {
                 myself.send_after(metric::SHOWN_EVERY, || SchedulerMessage::Show);
                 Vec::new()
             }
-            SchedulerMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            SchedulerMessage::InjectFault(fault) => return Err(fault.inject().into()),
         };
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {

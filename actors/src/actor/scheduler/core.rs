@@ -30,7 +30,7 @@ use super::{
     draft_limit::DraftLimit,
     drafts::VerifiedDrafts,
     sequence::{Charge, History, NewSequence, Sequence},
-    step::{ChosenRows, HostCopies, PictureUse, RunningPart, RunningStep, Scored, SequenceTokens, StepPlan},
+    step::{ChosenRows, HostCopies, PictureUse, RunningSequence, RunningStep, Scored, SequenceTokens, StepPlan},
 };
 use crate::{
     kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, StateStep, Table},
@@ -449,9 +449,9 @@ impl SchedulerCore {
         if sequence.has_begun {
             return false;
         }
-        let parts = self.under_way.iter().flat_map(|step| &step.parts).filter(|part| part.chooses);
-        parts
-            .filter_map(|part| Some((self.running.get(&part.sequence)?, part.end)))
+        let choosing = self.under_way.iter().flat_map(|step| &step.sequences).filter(|one| one.chooses);
+        choosing
+            .filter_map(|one| Some((self.running.get(&one.sequence)?, one.end)))
             .any(|(other, end)| sequence.begins_as(other, end))
     }
 
@@ -538,18 +538,18 @@ impl SchedulerCore {
     fn launch(&mut self, shares: &[SequenceTokens], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
         let (work, pictures, launched, has_prompts) = (self.work(shares), self.encodes, self.now, plan.has_prompts);
-        let parts = Vec::with_capacity(shares.len());
+        let sequences = Vec::with_capacity(shares.len());
         let decoding = self.streams();
         let drafts = (decoding, self.draft_limit.as_ref().map_or(0, |limit| limit.drafts_for(decoding)));
         let mut step =
-            RunningStep { parts, release_after_step: Vec::new(), work, pictures, launched, has_prompts, drafts };
+            RunningStep { sequences, release_after_step: Vec::new(), work, pictures, launched, has_prompts, drafts };
         let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
         for SequenceTokens { sequence: id, tokens, drafts, further } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");
             let chosen = rows.next_if(|rows| rows.sequence == *id);
             sequence.launch(*tokens, drafts + further, chosen.map(|_| first_row as u32));
             let (end, chooses, drafts, further) = (sequence.cached, chosen.is_some(), *drafts, *further);
-            step.parts.push(RunningPart { sequence: *id, end, chooses, drafts, further });
+            step.sequences.push(RunningSequence { sequence: *id, end, chooses, drafts, further });
             first_row += chosen.map_or(0, ChosenRows::count);
         }
         for unread in &shown.no_longer_read {

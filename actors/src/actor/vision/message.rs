@@ -25,7 +25,7 @@ pub enum VisionMessage {
         /// The pictures and videos, in the order of the request.
         pictures: Vec<MediaPlan>,
         /// The priority with which the pictures are decoded and encoded.
-        rank: Priority,
+        priority: Priority,
         /// Answered with the rows of each picture, and of each time step of the videos.
         reply: Responder<Result<PinnedSet, VisionError>>,
     },
@@ -67,7 +67,7 @@ pub enum VisionMessage {
 /// A request whose pictures are being prepared.
 pub struct EmbedRequest {
     pub(super) ticket: Ticket,
-    pub(super) rank: Priority,
+    pub(super) priority: Priority,
     /// The files, in the order of the request.
     pub(super) plans: Arc<[MediaPlan]>,
     pub(super) reply: Responder<Result<PinnedSet, VisionError>>,

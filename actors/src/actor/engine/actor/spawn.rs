@@ -13,7 +13,7 @@ use crate::{
     compute::lane::{Job, RefusalSink},
     compute::memory::{HostTier, StateMemory, VisionCache},
     engine::{
-        EngineMessage, Lanes, LanesPlace, Serving, WhichLane,
+        EngineMessage, LaneResources, Lanes, Serving, WhichLane,
         core::{Input, SizedBy, Start},
         start::Loaded,
     },
@@ -156,7 +156,7 @@ impl EngineState {
         }
         let Loaded { model, executor, .. } = start.loaded.clone();
         let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
-        let place = LanesPlace { executor, device, models: model, memory };
+        let place = LaneResources { executor, device, models: model, memory };
         let (weight_store, generation) = (&self.arguments.weight_store, self.arguments.owner(*attempt).generation);
         let Some(lanes) = weight_store.start_lanes(Some(profiled.lanes.clone()), place, generation).await? else {
             return Ok(profiled.lanes.clone()); // This engine is being stopped.

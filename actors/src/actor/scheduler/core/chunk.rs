@@ -103,7 +103,7 @@ impl SchedulerCore {
 
     /// Learns that the oldest running step took `micros` µs.
     pub(super) fn learn(&mut self, micros: u64) {
-        let has_drafts = |step: &RunningStep| step.parts.iter().any(|part| part.drafts + part.further > 0);
+        let has_drafts = |step: &RunningStep| step.sequences.iter().any(|running| running.drafts + running.further > 0);
         if let (Some(pace), Some(step)) = (&mut self.pace, self.under_way.front().filter(|step| !has_drafts(step))) {
             pace.costs.learn(&step.work, step.pictures, micros);
         }

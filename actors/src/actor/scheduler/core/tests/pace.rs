@@ -267,7 +267,7 @@ impl Arrivals {
         let mut effects = VecDeque::from(self.vision.step(input));
         while let Some(effect) = effects.pop_front() {
             match effect {
-                vision::Effect::Launch(pictures) => {
+                vision::Effect::Encode(pictures) => {
                     self.launches.push_back(pictures.iter().map(|(_, rows)| rows.len() * 4).sum());
                     if self.launches.len() == 1 {
                         self.begin_launch();
