@@ -22,9 +22,9 @@ use crate::{
     compute::lane::{Answer, Copied, CopyJob, EncodeJob, Job, Lane, RefusalSink},
     metric::{self, Permit},
     order::{Line, Priority},
-    pace::Pacing,
     responder::Responder,
     tenant::TenantWeights,
+    token_interval::Pacing,
     tree,
 };
 

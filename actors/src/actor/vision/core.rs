@@ -9,6 +9,7 @@ use std::{
 
 use bursar_kernels::ops::copy_blocks::{BlockCopy, PREPARED_JOBS};
 use bursar_model::flow::PictureHash;
+use thiserror::Error;
 
 use crate::{
     compute::LAUNCHES,
@@ -84,15 +85,17 @@ pub enum Effect {
     /// their rows, in the request's order.
     Ready(Ticket, Vec<Arc<[u32]>>),
     /// A request can never be served.
-    Refused(Ticket, TooLarge),
+    Refused(Ticket, PicturesTooLarge),
 }
 
 /// The limit that the pictures of a request exceed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TooLarge {
-    /// The pictures need more rows than the cache has. A repeated picture is counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PicturesTooLarge {
+    /// The pictures need more rows than the vision cache has. A repeated picture is counted once.
+    #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
     Request { rows: usize, limit: usize },
-    /// A picture has more patches than an encoder batch may have.
+    /// A picture has more patches than one batch of the vision encoder may have.
+    #[error("a picture has {patches} patches; the limit of an encoder batch (`launch_patches`) is {limit}")]
     Picture { patches: usize, limit: usize },
 }
 
@@ -320,11 +323,11 @@ impl VisionCore {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
         let patches = pictures.iter().map(|picture| picture.patches).max().unwrap_or(0);
         if patches > self.launch_patches {
-            let picture = TooLarge::Picture { patches, limit: self.launch_patches };
+            let picture = PicturesTooLarge::Picture { patches, limit: self.launch_patches };
             return effects.push(Effect::Refused(ticket, picture));
         }
         if rows > self.rows_total {
-            return effects.push(Effect::Refused(ticket, TooLarge::Request { rows, limit: self.rows_total }));
+            return effects.push(Effect::Refused(ticket, PicturesTooLarge::Request { rows, limit: self.rows_total }));
         }
         // `true` if serving the request now makes no encoder batch larger, and takes no rows that
         // another request waits for.

@@ -99,11 +99,11 @@ fn a_request_waits_for_all_rows_and_evicts_unpinned_pictures() {
     vision.step(Input::Encoded);
     assert_eq!(
         vision.step(want(4, vec![picture(4, 11)])),
-        [Effect::Refused(Ticket(4), TooLarge::Request { rows: 11, limit: 10 })]
+        [Effect::Refused(Ticket(4), PicturesTooLarge::Request { rows: 11, limit: 10 })]
     );
     let mut vision = VisionCore::new(100, 10);
     let wide = vision.step(want(1, vec![picture(1, 4)]));
-    assert_eq!(wide, [Effect::Refused(Ticket(1), TooLarge::Picture { patches: 16, limit: 10 })]);
+    assert_eq!(wide, [Effect::Refused(Ticket(1), PicturesTooLarge::Picture { patches: 16, limit: 10 })]);
 }
 
 #[test]
@@ -549,9 +549,9 @@ proptest::proptest! {
                         let sizes: BTreeSet<usize> = names.iter().map(|name| usize::from(*name)).collect();
                         let patches = sizes.last().expect("a request has pictures") * 4;
                         let expected = if patches > permits * 4 {
-                            TooLarge::Picture { patches, limit: permits * 4 }
+                            PicturesTooLarge::Picture { patches, limit: permits * 4 }
                         } else {
-                            TooLarge::Request { rows: sizes.iter().sum(), limit: cache_rows }
+                            PicturesTooLarge::Request { rows: sizes.iter().sum(), limit: cache_rows }
                         };
                         proptest::prop_assert_eq!(&reason, &expected);
                         proptest::prop_assert!(patches > permits * 4 || sizes.iter().sum::<usize>() > cache_rows);
