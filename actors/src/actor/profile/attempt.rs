@@ -28,8 +28,8 @@ use crate::{
     },
     compute::{Executor, Models},
     metric,
-    pace::GpuLoad,
     responder::Responder,
+    token_interval::GpuLoad,
     tree,
 };
 

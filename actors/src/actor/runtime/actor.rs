@@ -32,10 +32,10 @@ use crate::{
     credit::Credits,
     engine::{EngineArguments, Status},
     metric::{self, Architecture, Dtype, KvCacheDtype, Quantization},
-    pace::GpuLoad,
     shared::carry_out::CarryOut,
     sleep::{SleepOrder, WakeState},
     supervise::{Intensity, end_of},
+    token_interval::GpuLoad,
 };
 
 /// The supervisor of one device's budget and engines.

@@ -7,7 +7,7 @@ use bursar_model::flow::{FurtherDrafts, StepBatch};
 
 use crate::{
     kv::SequenceId,
-    pace::{CopyCosts, StepWork},
+    token_interval::{CopyCosts, StepWork},
 };
 
 #[derive(Clone, Debug, PartialEq)]

@@ -18,9 +18,9 @@ use crate::{
         start::Loaded,
     },
     kv::{BlockLog, KvUse},
-    pace::Pacing,
     profile::{ProfileRecord, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments},
+    token_interval::Pacing,
     vision::{VisionActor, VisionArguments, VisionMessage},
 };
 
@@ -176,6 +176,6 @@ fn refusal_sink(myself: &ActorRef<EngineMessage>, which: WhichLane, generation: 
     let myself = myself.clone();
     Arc::new(move |error| {
         // If the engine has ended, its actors have ended too.
-        drop(myself.send_message(EngineMessage::Refused { which, generation, error }));
+        drop(myself.send_message(EngineMessage::Input(Input::Refused { which, generation, error })));
     })
 }
