@@ -106,8 +106,7 @@ impl Stage {
         // code of this program reads the environment.
         #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
         let folder = std::env::var("BURSAR_CUDA_LIB");
-        let usual = BlasSearch::usual();
-        let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
+        let search = BlasSearch::usual().first_in(folder.ok().as_slice());
         let target = CudaTarget::of(&cuda).expect("the device reports its capability");
         if cache == CacheFormat::Fp8 && !Target::Cuda(target).has_quantized_cache() {
             assert_ne!(target.capability, (9, 0), "Hopper has these kernels");

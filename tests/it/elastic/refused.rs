@@ -53,11 +53,12 @@ fn a_refusal_during_a_resize_loses_no_request() {
         for is_growing in [false, true] {
             filled.quiet().await;
             filled.device.hold_calls();
-            match is_growing {
+            taken = if is_growing {
+                filled.device.foreign_gives_back(taken)
+            } else {
                 // Take all free memory, including the canary.
-                false => taken = filled.device.foreign_takes(Bytes::mib(24)),
-                true => taken = filled.device.foreign_gives_back(taken),
-            }
+                filled.device.foreign_takes(Bytes::mib(24))
+            };
             eventually("a device call of the resize is held", async || filled.device.counts().held_calls > 0).await;
             filled.refuses_a_step().await;
             let mut listening = tokio::spawn(listen(filled.model.chat(about(1)).await.expect("accepted")));
