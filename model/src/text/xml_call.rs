@@ -47,7 +47,7 @@ impl Head {
         let Some(name) = &mut self.name else {
             return match self.tag.feed(next) {
                 Match::None => HeadSeen::Broken,
-                Match::Part => HeadSeen::More,
+                Match::Partial => HeadSeen::More,
                 Match::Whole => {
                     self.name = Some(String::new());
                     HeadSeen::More
