@@ -267,7 +267,7 @@ impl LLMEngine for BursarWorker {
     }
 
     async fn supported_controls(&self) -> Result<Vec<String>, DynamoError> {
-        Ok(["sleep", "wake_up", "neighbour"].map(str::to_owned).to_vec())
+        Ok(["sleep", "wake_up", "other_process", "neighbour"].map(str::to_owned).to_vec())
     }
 
     fn validate_engine_control(&self, control: &str, body: &Value) -> Result<(), DynamoError> {
@@ -278,7 +278,8 @@ impl LLMEngine for BursarWorker {
         match control.as_str() {
             "sleep" => self.set_asleep(&body).await,
             "wake_up" => self.set_awake().await,
-            "neighbour" => self.drill(&body),
+            // `neighbour` is the name that this control had at first.
+            "other_process" | "neighbour" => self.drill(&body),
             _ => Ok(json!({"status": "error", "message": format!("unsupported engine control: {control}")})),
         }
     }
