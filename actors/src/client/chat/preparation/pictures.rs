@@ -32,8 +32,8 @@ pub(crate) struct RequestPictures {
 impl RequestPictures {
     /// Finds out which pictures of a request have their tokens in the prefix cache, and gets rows
     /// of the vision cache for all other pictures. If `may_be_computed` is `false`, the prefix
-    /// cache is not used and all pictures get rows. `priority` orders this request among all requests
-    /// that wait for rows. Returns `None` if an actor died.
+    /// cache is not used and all pictures get rows. `priority` orders this request among all
+    /// requests that wait for rows. Returns `None` if an actor died.
     ///
     /// # Errors
     /// [`ChatError::Media`] for a picture that cannot be read.
