@@ -1,4 +1,4 @@
-//! Kills actors in the middle of a reply and shows that they are replaced: after a pause, the reply
+//! Deaths of actors in the middle of a reply. The actors are replaced, and after a pause the reply
 //! continues with the same text as without the kill.
 //!
 //! `cargo run --release --example 8_killed_and_replaced`

@@ -67,6 +67,7 @@
 //! `bursar-serve` adds OpenAI's and Anthropic's APIs over HTTP. `bursar-cli` is the program.
 
 #![deny(missing_docs)]
+#![warn(clippy::match_bool)]
 
 pub use bursar_actors::metric;
 pub use bursar_actors::{
@@ -84,7 +85,6 @@ pub use bursar_actors::{
     event::{Event, Events, Leased, Missed, Recorded},
     knobs::{self, StateType},
     kv::{BlockEvent, KvUse, StoredBlock},
-    pace::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork},
     profile::{
         AttemptReport, Difference, Evidence, FaultPlan, FaultPlanError, KvChoice, Notice, Outcome, Phase, ProfileError,
         ProfileRecord, UnknownPhase,
@@ -99,7 +99,8 @@ pub use bursar_actors::{
     sleep::{NotWoken, SleepError, SleepLevel},
     supervise::{FaultInjection, InjectedFault, Intensity},
     tenant::{Tenant, TenantWeights},
-    vision::VisionError,
+    token_interval::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork},
+    vision::{PicturesTooLarge, VisionError},
 };
 #[cfg(feature = "prometheus")]
 pub use bursar_actors::{

@@ -29,10 +29,10 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).expect("a folder of this repository can be listed") {
             let path = entry.expect("a folder entry").path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
-                false => {}
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
             }
         }
     }
@@ -44,10 +44,23 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     sources
 }
 
-/// A file's code up to its test module, without comments.
+/// A file's code without comments and without items that only tests compile.
 fn code(text: &str) -> String {
-    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+    let mut code = Vec::new();
+    let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    while let Some(line) = lines.next() {
+        if line.trim() != "#[cfg(test)]" {
+            code.push(line);
+            continue;
+        }
+        let item = lines.by_ref().find(|line| !line.trim_start().starts_with("#[")).unwrap_or_default();
+        if !item.ends_with([';', ',', '}']) {
+            // The formatter puts the end of an item at the indent of its start.
+            let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
+            lines.by_ref().find(|line| line.starts_with(&end));
+        }
+    }
+    code.join("\n")
 }
 
 /// The files of `folder` whose code contains one of `words`, except the `allowed` ones.
@@ -126,7 +139,9 @@ fn compute_modules_of_actors_do_not_use_actors() {
 #[test]
 fn files_of_a_crate_have_no_import_cycle() {
     for folder in SOURCES {
-        let files = sources(folder).into_iter().filter(|(name, _)| !name.contains("tests"));
+        // The program's root names every command, and an error names the flags of all commands.
+        let is_checked = |name: &str| !name.contains("tests") && name != "cli/src/main.rs";
+        let files = sources(folder).into_iter().filter(|(name, _)| is_checked(name));
         let below = |name: &str| name[folder.len() + 1..].to_owned();
         let known = modules::Crate::of(files.map(|(name, text)| (below(&name), code(&text))));
         let (arrows, cycles) = (known.arrows(), known.cycles());

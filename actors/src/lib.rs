@@ -14,6 +14,8 @@
 //! This crate handles messages and deaths of actors. It must never know arithmetic, files, or the
 //! name of a model family.
 
+#![warn(clippy::match_bool)]
+
 mod actor;
 mod client;
 pub mod compute;
@@ -26,5 +28,6 @@ pub use actor::{budget, capture, engine, profile, runtime, scheduler, vision};
 pub use client::chat;
 pub use ractor;
 pub use shared::{
-    credit, deadline, event, finish_reason, kv, losses, metric, order, pace, phase, responder, supervise, tenant, tree,
+    credit, deadline, event, finish_reason, kv, losses, metric, order, phase, responder, supervise, tenant,
+    token_interval, tree,
 };

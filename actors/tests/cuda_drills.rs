@@ -526,7 +526,7 @@ fn prompt_scores_add_little_time_and_delay_no_other_request() {
         let model = &started.model;
         let mut plain = None;
         for top in [None, Some(0), Some(20)] {
-            let load = || top.into_iter().fold(counting_chat(8000, 2), Chat::prompt_log_probabilities);
+            let load = || counting_chat(8000, 2).prompt_log_probabilities(top);
             let scores = if top.is_some() { 7999..8001 } else { NONE };
             let (mut alone, mut waits) = (Vec::new(), Vec::new());
             for _ in 0..3 {

@@ -18,7 +18,7 @@ use bursar_actors::{
     compute::lane::{
         Acceptance, Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped,
     },
-    compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, StateMemory},
+    compute::memory::{EngineBuffers, EngineMemory, GraphInputs, KvMemory, SamplingMemory, StateMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken};
@@ -106,8 +106,7 @@ impl Stage {
         // code of this program reads the environment.
         #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
         let folder = std::env::var("BURSAR_CUDA_LIB");
-        let usual = BlasSearch::usual();
-        let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
+        let search = BlasSearch::usual().first_in(folder.ok().as_slice());
         let target = CudaTarget::of(&cuda).expect("the device reports its capability");
         if cache == CacheFormat::Fp8 && !Target::Cuda(target).has_quantized_cache() {
             assert_ne!(target.capability, (9, 0), "Hopper has these kernels");
@@ -150,7 +149,7 @@ impl Stage {
             let lease = leased.lease(Class::States, state_bytes);
             StateMemory::back(&device, states, shape.decode_rows, Arc::new(lease)).expect("memory")
         });
-        let memory = Arc::new(EngineMemory::new(EngineParts {
+        let memory = Arc::new(EngineMemory::new(EngineBuffers {
             states,
             step_workspace: workspace.clone(),
             sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling),

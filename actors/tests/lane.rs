@@ -17,7 +17,7 @@ use bursar_actors::{
     compute::lane::{
         Acceptance, Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped,
     },
-    compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
+    compute::memory::{EngineBuffers, EngineMemory, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{Backend, Cpu, KernelError, UnseenToken};
@@ -66,7 +66,7 @@ impl Stage {
         let vocabulary = model.config().decoder().vocabulary;
         let sampling_shape = SamplingShape { rows: 4, context_tokens: 64, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling_shape, device.page());
-        let memory = EngineMemory::new(EngineParts {
+        let memory = EngineMemory::new(EngineBuffers {
             states: None,
             step_workspace: workspace.clone(),
             sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling_shape),

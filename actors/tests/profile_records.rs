@@ -8,8 +8,8 @@ use std::{
 };
 
 use bursar_actors::{
-    pace::{MeasuredCosts, MeasuredStep, StepWork},
     profile::{Peak, ProfileKey, RecordError, RecordLookup, RecordPath, RecordedProfile},
+    token_interval::{MeasuredCosts, MeasuredStep, StepWork},
 };
 use bursar_budgets::Bytes;
 use bursar_kernels::Tuning;

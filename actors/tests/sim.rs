@@ -27,7 +27,8 @@ use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{CacheGroup, CacheGroups, PictureHash, PrefixKeys};
 
 use cast::{
-    Chance, PATCHES_A_ROW, Request, STOP, chosen, content, drafter, drafts, has_draft_head, pace, sampler, weights,
+    Chance, PATCHES_A_ROW, Request, STOP, chosen, content, drafter, drafts, has_draft_head, sampler, token_interval,
+    weights,
 };
 use tiers::{HostMemory, HostRows};
 use worlds::{for_each_world, run_and_say, scheduler, vision};
@@ -119,9 +120,10 @@ impl World {
         let limits =
             Limits { sequences, step_tokens: sequences + chance.below(60), draft_tokens: drafts(seed), kv_tokens };
         // With windows, a context may be longer than the pool.
-        let context = match groups.full() == groups.count() {
-            true => context,
-            false => groups.tokens_in(blocks, limits.step_tokens).min(2 * context),
+        let context = if groups.full() == groups.count() {
+            context
+        } else {
+            groups.tokens_in(blocks, limits.step_tokens).min(2 * context)
         };
         let cache_rows = chance.between(8, 30);
         let launch_patches = PATCHES_A_ROW * chance.between(8, 20);
@@ -274,7 +276,7 @@ impl World {
         let (mut answers, mut lost) = (Vec::new(), Vec::new());
         for effect in effects {
             match effect {
-                vision::Effect::Launch(pictures) => {
+                vision::Effect::Encode(pictures) => {
                     assert!(self.launches.len() < LAUNCHES, "at most {LAUNCHES} launches run at once");
                     self.launched_ahead += self.launches.len();
                     let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * PATCHES_A_ROW).sum();
@@ -290,8 +292,8 @@ impl World {
                 vision::Effect::Lost(ticket) => lost.push(ticket),
                 vision::Effect::Ready(ticket, rows) => answers.push((ticket, Some(rows))),
                 vision::Effect::Refused(ticket, reason) => {
-                    let (vision::TooLarge::Request { rows: most, limit }
-                    | vision::TooLarge::Picture { patches: most, limit }) = reason;
+                    let (vision::PicturesTooLarge::Request { rows: most, limit }
+                    | vision::PicturesTooLarge::Picture { patches: most, limit }) = reason;
                     assert!(most > limit, "a refused request exceeds the limit");
                     answers.push((ticket, None));
                 }

@@ -84,10 +84,10 @@ impl Octave {
         let (across, down) = (width / cell + 2, height / cell + 2);
         // Colors vary less than brightness.
         let strength = 11.0 * (cell as f32).powf(0.2);
-        let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9) ^ cell as u32 | 1);
+        let mut random = Xorshift(seed.wrapping_mul(0x9e37_79b9) ^ cell as u32 | 1);
         let levels = (0..across * down).map(|_| {
-            let light = numbers.next() * strength;
-            [0.0, 0.3, -0.2].map(|colour| light + colour * numbers.next() * strength)
+            let light = random.next() * strength;
+            [0.0, 0.3, -0.2].map(|colour| light + colour * random.next() * strength)
         });
         Octave { cell, across, levels: levels.collect() }
     }
@@ -106,9 +106,9 @@ impl Octave {
 }
 
 /// Marsaglia's xorshift (2003), scaled to numbers from -1 to 1.
-struct Numbers(u32);
+struct Xorshift(u32);
 
-impl Numbers {
+impl Xorshift {
     fn next(&mut self) -> f32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 17;

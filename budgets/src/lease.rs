@@ -269,7 +269,7 @@ impl Lease {
 
     /// Ends the lease. Its bytes become free once this fence has passed.
     pub fn release_after(self, fence: Fence) {
-        self.part(fence, None);
+        self.defer_release(fence, None);
     }
 
     /// Returns a guard. Keep it during a device call and during the [`spend`](Lease::spend) or
@@ -299,7 +299,7 @@ impl Lease {
     }
 
     /// A fence that passes once the fences of all ended segments have passed.
-    pub(crate) fn parting_fence(&self) -> Fence {
+    pub(crate) fn pending_fence(&self) -> Fence {
         self.pending_release.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).fence.clone()
     }
 
@@ -310,7 +310,7 @@ impl Lease {
 
     /// Keeps a fence for the release note, and with it any memory that stays backed until
     /// the fence has passed.
-    pub(crate) fn part(&self, fence: Fence, backing: Option<Backing>) {
+    pub(crate) fn defer_release(&self, fence: Fence, backing: Option<Backing>) {
         let mut pending_release = self.pending_release.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let before = std::mem::take(&mut pending_release.fence);
         pending_release.fence = before.and(fence);

@@ -1,4 +1,4 @@
-//! Leases every byte of one device: the ledger, segments, workspaces and the memory plan.
+//! Leases of every byte of one device: the ledger, segments, workspaces and the memory plan.
 //!
 //! A request for memory passes through these types: [`Request`] -> [`Ledger`] ->
 //! [`Lease`] -> [`Segment`] -> [`Workspace`]. Only a [`Device`] allocates memory, and
@@ -39,6 +39,8 @@
 //! # let _ = scores;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+
+#![warn(clippy::match_bool)]
 
 mod account;
 mod admission;

@@ -177,7 +177,7 @@ impl Segment {
     /// Ends the segment. Its memory is returned once this fence has passed and the device has
     /// finished everything issued so far.
     pub fn release_after(self, fence: Fence) {
-        self.lease.part(fence, None);
+        self.lease.defer_release(fence, None);
     }
 
     fn mapping(&self) -> &Mapping {
@@ -189,7 +189,7 @@ impl Drop for Segment {
     fn drop(&mut self) {
         let Some(backing) = self.backing.take() else { return };
         let (backed, fence) = (backing.0.lock().backed, backing.0.device.fence_here());
-        let fence = self.lease.parting_fence().and(fence);
+        let fence = self.lease.pending_fence().and(fence);
         if fence.is_passed() {
             let _moving = self.lease.moving();
             // Unback while the segment still exists, so that a revoke handle waits for this call.
@@ -202,7 +202,7 @@ impl Drop for Segment {
             drop(backing);
             self.lease.save(backed);
         } else {
-            self.lease.part(fence, Some(backing));
+            self.lease.defer_release(fence, Some(backing));
         }
     }
 }

@@ -339,14 +339,12 @@ impl DeviceOptions {
 
     /// Returns where to search for cuBLASLt.
     pub fn blas(&self) -> BlasSearch {
-        let search = BlasSearch::usual();
-        let search = self.cuda_home.iter().fold(search, BlasSearch::with_toolkit);
         // `pip install --user` installs libraries in this folder.
         let own = env::var_os("HOME").map(|home| PathBuf::from(home).join(".local"));
-        let pythons = self.virtual_env.iter().chain(&self.conda_prefix).chain(&own);
-        let search = pythons.fold(search, BlasSearch::with_python);
-        let folders: Vec<PathBuf> = self.cuda_lib.iter().flat_map(env::split_paths).collect();
-        folders.into_iter().rev().fold(search, BlasSearch::first_in)
+        let pythons: Vec<_> = self.virtual_env.iter().chain(&self.conda_prefix).chain(&own).collect();
+        let folders: Vec<_> = self.cuda_lib.iter().flat_map(env::split_paths).collect();
+        let search = BlasSearch::usual().with_toolkits(self.cuda_home.as_slice()).with_pythons(&pythons);
+        search.first_in(&folders)
     }
 
     /// Returns the folder that profiles are written to and read from.

@@ -1,4 +1,4 @@
-//! `bursar drill`: refuses memory on purpose and reports each attempt.
+//! `bursar drill`: memory refused on purpose, with a report of each attempt.
 
 use bursar_budgets::testing::HostControl;
 use std::{

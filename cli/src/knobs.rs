@@ -210,7 +210,8 @@ impl Args for KnobOptions {
         // Define one flag for each name, so that an error can quote the name that was typed.
         FLAGS.iter().fold(command.arg(file), |command, flag| {
             let kind = Knob::named(flag.name).map(|knob| knob.kind);
-            let is_number = matches!(kind, Some(Kind::Count(_) | Kind::CountOrNone(_) | Kind::Share | Kind::Gibibytes));
+            let is_number =
+                matches!(kind, Some(Kind::Count(_) | Kind::CountOrNone(_) | Kind::Fraction | Kind::Gibibytes));
             let arg = Arg::new(flag.name)
                 .long(flag.long.as_str())
                 .value_name(flag.value.as_str())

@@ -1,5 +1,7 @@
 //! The `bursar` program: command line and commands.
 
+#![warn(clippy::match_bool)]
+
 #[macro_use]
 mod output;
 

@@ -1,4 +1,4 @@
-//! `bursar profile`: sizes a model on this device and prints the result.
+//! `bursar profile`: the size of a model on this device.
 
 use std::{
     collections::BTreeMap,

@@ -117,13 +117,15 @@ fn show(options: &Options, address: &Address) -> Result<(), Failure> {
     let colors = Colors::of(options.color, surroundings);
     // The user's flag has priority over NO_COLOR, which the library reads itself.
     force_color_output(colors != Colors::None);
-    match options.once {
-        true => print_once(options, address, colors),
-        false if !stdout().is_terminal() => Err(Failure {
+    if options.once {
+        print_once(options, address, colors)
+    } else if stdout().is_terminal() {
+        watch(options, address, colors)
+    } else {
+        Err(Failure {
             error: "standard output is not a terminal".to_owned(),
             hint: "use `bursar top --once`, which prints the view once as text, or as JSON with --json".to_owned(),
-        }),
-        false => watch(options, address, colors),
+        })
     }
 }
 

@@ -269,7 +269,7 @@ async def shrinking(house):
     begun = time.monotonic()
     # Another process takes the free memory repeatedly, until a fifth is left.
     while small.metric("dynamo_component_total_blocks") > blocks / 6 and time.monotonic() - begun < PATIENCE_S:
-        held = small.control("neighbour", bytes=1 << 40)["bytes"]
+        held = small.control("other_process", bytes=1 << 40)["bytes"]
         await asyncio.sleep(0.1)
     left = small.metric("dynamo_component_total_blocks")
     told = f"{blocks:.0f} to {left:.0f} blocks, {held} bytes"
@@ -282,7 +282,7 @@ async def shrinking(house):
     told = f"{small.replies() - before:.0f} of 40"
     check("a worker with few blocks left gets no more requests", small.replies() == before, told)
     check("no request fails while a worker has few blocks", *all_ended(results))
-    small.control("neighbour", bytes=0)
+    small.control("other_process", bytes=0)
     await until("the blocks are back", lambda: small.metric("dynamo_component_total_blocks") == blocks)
     begun = time.monotonic()
     while small.replies() == before and time.monotonic() - begun < PATIENCE_S:

@@ -72,8 +72,7 @@ fn wanted() -> [(&'static str, SampleRow); 6] {
 
 fn main() {
     let device = Arc::new(CudaDevice::open(0).expect("a GPU"));
-    let usual = BlasSearch::usual();
-    let search = std::env::args().nth(1).map_or(usual.clone(), |folder| usual.first_in(folder));
+    let search = BlasSearch::usual().first_in(std::env::args().nth(1).as_slice());
     let target = CudaTarget::of(&device).expect("the device reports its target");
     let kernels = CudaKernels::load(&device, target, &search).expect("the kernels load");
     let cuda = Cuda::new(&kernels).expect("a stream");

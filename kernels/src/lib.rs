@@ -12,6 +12,8 @@
 //! [`Scope::download`], [`Scope::download_later`] and their variants in [`ops::transfer`], and the
 //! block copies in [`ops::copy_blocks`], copy between host and device.
 
+#![warn(clippy::match_bool)]
+
 mod activations;
 mod backend;
 mod blocks;

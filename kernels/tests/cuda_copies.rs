@@ -33,11 +33,11 @@ fn rates_of_copies_are_told() {
     let shape = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
     let blocks = Blocks::new(&(device.clone() as Arc<dyn Device>), shape, 512, 512);
     let bytes = shape.block_bytes() * (512 * shape.layers) as u64;
-    type Place = fn(u32) -> u32;
-    let fours: Place = |at| (at / 4 * 20 + at % 4) % 512;
-    let places = [("adjacent", (|at| at) as Place), ("in fours", fours), ("single blocks", |at| at * 5 % 512)];
-    for (what, place) in places {
-        let pairs: Vec<_> = (0..512).map(|at| (at, place(at))).collect();
+    type BlockMap = fn(u32) -> u32;
+    let fours: BlockMap = |at| (at / 4 * 20 + at % 4) % 512;
+    let maps = [("adjacent", (|at| at) as BlockMap), ("in fours", fours), ("single blocks", |at| at * 5 % 512)];
+    for (what, map) in maps {
+        let pairs: Vec<_> = (0..512).map(|at| (at, map(at))).collect();
         for (direction, to_host, to_device) in [("to the host", &pairs[..], &[][..]), ("back", &[], &pairs)] {
             let took = blocks.copy(&cuda, to_host, to_device).wait().expect("the copies complete");
             let rate = bytes.0 as f64 / took.as_secs_f64() / 1e9;

@@ -1,4 +1,4 @@
-//! Decodes picture files for `tests/pictures/compare.py`. Reads one path per line from standard
+//! Decoder of picture files for `tests/pictures/compare.py`. Reads one path per line from standard
 //! input. For each file, writes `<number>.rgb` (a line with width and height, then the pixels) into
 //! the folder given as argument, or prints the error.
 

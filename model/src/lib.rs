@@ -7,6 +7,8 @@
 //! This crate must never know an actor, a scheduling policy, the state of a request, or HTTP. It
 //! allocates no device memory: the caller passes each model the segment that holds its weights.
 
+#![warn(clippy::match_bool)]
+
 pub mod blocks;
 pub mod cache_file;
 pub mod checkpoint;

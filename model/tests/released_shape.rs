@@ -193,15 +193,15 @@ fn run<B: Backend>(bench: &Bench<B>, prompt: &Prompt) {
     }
     let mut whole = bench.start(prompt.layout.clone(), &rows);
     let tokens = whole.prompt_left();
-    let scores = bench.step_and_score(&mut [whole.share(tokens).scored_last(ROWS)]).1;
+    let scores = bench.step_and_score(&mut [whole.next_chunk(tokens).scored_last(ROWS)]).1;
     judge(prompt, activation, "in one step", &scores.concat(), "logits");
     bench.end(whole);
     let mut chunked = bench.start(prompt.layout.clone(), &rows);
     while chunked.prompt_left() > DECODED {
         let count = CHUNK.min(chunked.prompt_left() - DECODED);
-        bench.step(&mut [chunked.share(count).without_logits()]);
+        bench.step(&mut [chunked.next_chunk(count).without_logits()]);
     }
-    let logits: Vec<f32> = (0..DECODED).flat_map(|_| bench.step(&mut [chunked.share(1)]).concat()).collect();
+    let logits: Vec<f32> = (0..DECODED).flat_map(|_| bench.step(&mut [chunked.next_chunk(1)]).concat()).collect();
     judge(prompt, activation, "in chunks, the last tokens one by one", &logits, "logits");
     bench.end(chunked);
     bench.forget(rows);

@@ -21,6 +21,7 @@
 //! ```
 
 #![deny(missing_docs)]
+#![warn(clippy::match_bool)]
 
 mod access;
 mod anthropic;
@@ -28,7 +29,6 @@ mod body;
 mod client_names;
 mod connection_slots;
 mod data_uri;
-mod draft_message;
 mod effort;
 mod error;
 mod fetch;
@@ -51,9 +51,9 @@ mod openapi;
 mod options;
 mod other_process;
 mod page;
-mod patience;
 mod picture_reader;
 mod query;
+mod request_message;
 mod root_path;
 mod routes;
 mod sleep;
@@ -62,6 +62,7 @@ mod state;
 mod tokens;
 mod tool;
 mod vllm_series;
+mod write_timeout;
 
 pub use access::ACCESS_LOG;
 pub use listen::{ListenError, Server, TlsFiles};

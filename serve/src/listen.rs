@@ -33,10 +33,10 @@ use super::{
     connection_slots::{ConnectionSlot, ConnectionSlots, Kind},
     half_closed::{HalfClosed, Socket},
     options::ServeOptions,
-    patience::Patient,
     root_path::below,
     routes::only_probes,
     state::Service,
+    write_timeout::WriteTimeout,
 };
 
 /// Certificate and key files for TLS, in PEM format.
@@ -316,7 +316,7 @@ async fn serve(
     router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let (stream, mut input_end) = HalfClosed::new(Patient::new(stream, limits.body_time));
+    let (stream, mut input_end) = HalfClosed::new(WriteTimeout::new(stream, limits.body_time));
     let input_end_of_requests = input_end.clone();
     let service = router.map_request(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(input_end_of_requests.clone());

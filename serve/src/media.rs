@@ -62,13 +62,10 @@ impl Sizes {
         Sizes { max_pixels: self.max_pixels.or(fits), ..self }
     }
 
-    fn apply(self, mut picture: Image) -> Image {
+    fn apply(self, picture: Image) -> Image {
         let size = self.size.unwrap_or_default();
         let (least, most) = (self.min_pixels.or(size.shortest_edge), self.max_pixels.or(size.longest_edge));
-        if least.is_some() || most.is_some() {
-            picture = picture.within_pixels(least, most);
-        }
-        self.max_dynamic_patch.into_iter().fold(picture, Image::within_tiles)
+        picture.within_pixels(least, most).within_tiles(self.max_dynamic_patch)
     }
 }
 

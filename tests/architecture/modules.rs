@@ -14,7 +14,8 @@ struct Module {
     children: BTreeSet<String>,
     /// Names that `use` brings into the module, with their paths.
     imports: BTreeMap<String, Vec<String>>,
-    globs: Vec<Vec<String>>,
+    /// Modules whose items `use` brings in, and whether the items are re-exported.
+    globs: Vec<(bool, Vec<String>)>,
 }
 
 /// The modules of a crate, by their paths without `crate`.
@@ -33,9 +34,9 @@ impl Crate {
             }
             let children = declared_modules(&code);
             let (mut imports, mut globs) = (BTreeMap::new(), Vec::new());
-            for (name, path) in uses(&code) {
+            for (is_public, name, path) in uses(&code) {
                 if name == "*" {
-                    globs.push(path);
+                    globs.push((is_public, path));
                 } else {
                     imports.insert(name, path);
                 }
@@ -62,7 +63,7 @@ impl Crate {
                     targets.extend(self.definition(at, path, 0).filter(|_| self.module(at, path, 0).is_none()));
                 }
             }
-            for path in &module.globs {
+            for (_, path) in module.globs.iter().filter(|(is_public, _)| !is_public) {
                 targets.extend(
                     self.module(at, path, 0).and_then(|path| self.0.get(&path)).map(|module| module.file.as_str()),
                 );
@@ -125,7 +126,7 @@ impl Crate {
                 }
                 return self.definition(&here.clone(), import, depth + 1);
             }
-            let from_glob = |glob: &Vec<String>| {
+            let from_glob = |(_, glob): &(bool, Vec<String>)| {
                 let module = self.module(&here, glob, depth + 1)?;
                 let defines = self.0.get(&module).is_some_and(|module| defines(&module.code, name));
                 defines.then(|| self.0[&module].file.as_str())
@@ -178,18 +179,16 @@ fn declared_modules(code: &str) -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Every `use` of a file, with the braces expanded: the imported name and its path.
-fn uses(code: &str) -> Vec<(String, Vec<String>)> {
+/// Every `use` of a file, with the braces expanded: whether it is public, the imported name and its
+/// path.
+fn uses(code: &str) -> Vec<(bool, String, Vec<String>)> {
     let mut found = Vec::new();
-    for tree in use_trees(code) {
-        expand(tree, &[], &mut found);
+    for (is_public, tree) in use_declarations(code) {
+        let mut names = Vec::new();
+        expand(tree, &[], &mut names);
+        found.extend(names.into_iter().map(|(name, path)| (is_public, name, path)));
     }
     found
-}
-
-/// The text between `use` and the semicolon of each declaration.
-fn use_trees(code: &str) -> impl Iterator<Item = &str> {
-    use_declarations(code).map(|(_, tree)| tree)
 }
 
 /// Each `use` declaration: `true` if it is public, and the text between `use` and the semicolon.
@@ -205,7 +204,7 @@ fn use_declarations(code: &str) -> impl Iterator<Item = (bool, &str)> {
 
 fn without_uses(code: &str) -> String {
     let mut code = code.to_owned();
-    let trees: Vec<String> = use_trees(&code).map(|tree| format!("use {tree};")).collect();
+    let trees: Vec<String> = use_declarations(&code).map(|(_, tree)| format!("use {tree};")).collect();
     for tree in trees {
         code = code.replacen(&tree, "", 1);
     }

@@ -1,4 +1,4 @@
-//! Unpacks the archives and the demo models' weights into cargo's output folder of this crate.
+//! Unpacking of the archives and the demo models' weights into cargo's output folder of this crate.
 //! Cargo runs this script again whenever one of these files changes.
 
 use std::{fs, io, path::Path};

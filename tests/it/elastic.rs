@@ -48,7 +48,7 @@ fn floor() -> Bytes {
 }
 
 /// A device that a model fills, and whose memory another process also uses.
-struct Card {
+struct FilledDevice {
     device: Arc<HostDevice>,
     runtime: Runtime,
     model: ModelHandle,
@@ -56,16 +56,16 @@ struct Card {
     before: Snapshot,
 }
 
-impl Card {
-    async fn filled(watch: WatchOptions) -> Card {
-        Card::with(watch, filling()).await
+impl FilledDevice {
+    async fn filled(watch: WatchOptions) -> FilledDevice {
+        FilledDevice::with(watch, filling()).await
     }
 
-    async fn with(watch: WatchOptions, options: LoadOptions) -> Card {
-        let (device, runtime) = Card::empty(watch).await;
+    async fn with(watch: WatchOptions, options: LoadOptions) -> FilledDevice {
+        let (device, runtime) = FilledDevice::empty(watch).await;
         let model = demo(&runtime, options).await;
         let before = runtime.budget().snapshot().await.expect("the budget answers");
-        Card { device, runtime, model, before }
+        FilledDevice { device, runtime, model, before }
     }
 
     async fn empty(watch: WatchOptions) -> (Arc<HostDevice>, Runtime) {
@@ -197,22 +197,22 @@ fn another_process_takes_and_returns_memory_stepwise_during_chats() {
 
 fn takes_and_returns_memory_stepwise(kv_cache_dtype: KvCacheType) {
     story(async {
-        let card = Card::with(watchful(), LoadOptions { kv_cache_dtype, ..filling() }).await;
-        let expected = undisturbed(&card.model, 9, long).await;
-        let crowd = Crowd::of(&card.model, &expected, long);
-        let (kv, free) = (card.kv().await, card.before.free);
+        let filled = FilledDevice::with(watchful(), LoadOptions { kv_cache_dtype, ..filling() }).await;
+        let expected = undisturbed(&filled.model, 9, long).await;
+        let crowd = Crowd::of(&filled.model, &expected, long);
+        let (kv, free) = (filled.kv().await, filled.before.free);
         let mut taken = Bytes::ZERO;
         for step in [Bytes::mib(1), Bytes::mib(2), Bytes::mib(4)] {
-            card.other_process_takes(step).await;
+            filled.other_process_takes(step).await;
             taken += step;
-            let now = card.quiet().await;
+            let now = filled.quiet().await;
             let given = kv - now.of_class(&Class::Kv);
             assert!(given >= taken.saturating_sub(free), "{given} given, {taken} taken, {free} were free: {now}");
-            assert!(given <= taken + card.before.canary_wanted, "not much more is given than was taken: {now}");
+            assert!(given <= taken + filled.before.canary_wanted, "not much more is given than was taken: {now}");
             crowd.goes_on().await;
         }
-        assert_eq!(card.device.foreign_gives_back(taken), taken);
-        card.regained().await;
+        assert_eq!(filled.device.foreign_gives_back(taken), taken);
+        filled.regained().await;
         crowd.finish().await;
     });
 }
@@ -220,15 +220,15 @@ fn takes_and_returns_memory_stepwise(kv_cache_dtype: KvCacheType) {
 #[test]
 fn another_process_comes_and_goes_during_picture_chats() {
     story(async {
-        let card = Card::filled(watchful()).await;
-        let expected = undisturbed(&card.model, 8, of_a_picture).await;
-        let crowd = Crowd::of(&card.model, &expected, of_a_picture);
+        let filled = FilledDevice::filled(watchful()).await;
+        let expected = undisturbed(&filled.model, 8, of_a_picture).await;
+        let crowd = Crowd::of(&filled.model, &expected, of_a_picture);
         for _ in 0..2 {
-            card.other_process_takes(Bytes::mib(6)).await;
-            card.quiet().await;
+            filled.other_process_takes(Bytes::mib(6)).await;
+            filled.quiet().await;
             crowd.goes_on().await;
-            card.device.foreign_gives_back(Bytes::mib(6));
-            card.regained().await;
+            filled.device.foreign_gives_back(Bytes::mib(6));
+            filled.regained().await;
         }
         crowd.finish().await;
     });
@@ -238,30 +238,30 @@ fn another_process_comes_and_goes_during_picture_chats() {
 fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
     story(async {
         let (metrics_log, name) = (MetricsLog::open(), Some("floor".to_owned()));
-        let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
-        let expected = undisturbed(&card.model, 6, long).await;
-        let crowd = Crowd::of(&card.model, &expected, long);
+        let filled = FilledDevice::with(watchful(), LoadOptions { name, ..filling() }).await;
+        let expected = undisturbed(&filled.model, 6, long).await;
+        let crowd = Crowd::of(&filled.model, &expected, long);
         // The floor holds one sequence of the full context, which is longer than a step.
-        let shape = card.model.serving().await.expect("the model serves").context.envelope.clone();
+        let shape = filled.model.serving().await.expect("the model serves").context.envelope.clone();
         assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
         let floor = floor();
         eventually("keys and values are at their floor", async || {
-            card.device.foreign_takes(Bytes::gib(1));
-            card.kv().await == floor && card.device.foreign_takes(Bytes::gib(1)).is_zero()
+            filled.device.foreign_takes(Bytes::gib(1));
+            filled.kv().await == floor && filled.device.foreign_takes(Bytes::gib(1)).is_zero()
         })
         .await;
-        let ledger = card.runtime.budget().measure().await.expect("the budget answers");
+        let ledger = filled.runtime.budget().measure().await.expect("the budget answers");
         assert!(ledger.canary.is_zero() && ledger.free.is_zero(), "no memory is free: {ledger}");
-        assert_eq!(ledger.granted, card.device.counts().backed, "{ledger}");
+        assert_eq!(ledger.granted, filled.device.counts().backed, "{ledger}");
         let preempted = metrics_log.most("bursar_preemptions_total{model=floor,reason=shrink}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences were preempted by the shrink: {preempted:?}");
         crowd.goes_on().await;
         // Sequences that run one after another have enough memory.
-        assert_eq!(answer(&card.model, long(1)).await, expected[1]);
+        assert_eq!(answer(&filled.model, long(1)).await, expected[1]);
         crowd.finish().await;
-        card.device.foreign_gives_back(Bytes::gib(1));
-        card.regained().await;
-        assert_eq!(answer(&card.model, long(2)).await, expected[2]);
+        filled.device.foreign_gives_back(Bytes::gib(1));
+        filled.regained().await;
+        assert_eq!(answer(&filled.model, long(2)).await, expected[2]);
     });
 }
 
@@ -270,10 +270,10 @@ fn another_process_is_noticed_before_the_next_full_probe() {
     story(async {
         // The first full probe is 20 s after the start. Until then, the budget makes a brief check
         // every second.
-        let card = Card::filled(WatchOptions { every: Duration::from_secs(20), ..watchful() }).await;
-        let (before, began) = (card.kv().await, Instant::now());
-        card.device.foreign_takes(Bytes::gib(1));
-        eventually("keys and values shrink", async || card.kv().await < before).await;
+        let filled = FilledDevice::filled(WatchOptions { every: Duration::from_secs(20), ..watchful() }).await;
+        let (before, began) = (filled.kv().await, Instant::now());
+        filled.device.foreign_takes(Bytes::gib(1));
+        eventually("keys and values shrink", async || filled.kv().await < before).await;
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     });
 }
@@ -282,71 +282,71 @@ fn another_process_is_noticed_before_the_next_full_probe() {
 fn repeated_foreign_growth_shrinks_the_cache_only_once() {
     story(async {
         let patience = Duration::from_secs(600);
-        let card = Card::filled(WatchOptions { patience, ..watchful() }).await;
-        card.other_process_takes(Bytes::mib(4)).await;
-        let kv = card.quiet().await.of_class(&Class::Kv);
-        let unbacks = card.device.counts().unbacks;
+        let filled = FilledDevice::filled(WatchOptions { patience, ..watchful() }).await;
+        filled.other_process_takes(Bytes::mib(4)).await;
+        let kv = filled.quiet().await.of_class(&Class::Kv);
+        let unbacks = filled.device.counts().unbacks;
         for _ in 0..20 {
-            card.device.foreign_gives_back(Bytes::mib(4));
-            card.quiet().await;
-            card.other_process_takes(Bytes::mib(4)).await;
-            assert_eq!(card.quiet().await.of_class(&Class::Kv), kv);
+            filled.device.foreign_gives_back(Bytes::mib(4));
+            filled.quiet().await;
+            filled.other_process_takes(Bytes::mib(4)).await;
+            assert_eq!(filled.quiet().await.of_class(&Class::Kv), kv);
         }
-        assert_eq!(card.device.counts().unbacks, unbacks, "the cache shrank only once");
+        assert_eq!(filled.device.counts().unbacks, unbacks, "the cache shrank only once");
     });
 }
 
 #[test]
 fn memory_is_unbacked_only_after_its_fences_pass() {
     story(async {
-        let card = Card::filled(watchful()).await;
-        let expected = answer(&card.model, long(3)).await;
+        let filled = FilledDevice::filled(watchful()).await;
+        let expected = answer(&filled.model, long(3)).await;
         let blocks = async || {
-            let serving = card.model.serving().await.expect("the model serves");
+            let serving = filled.model.serving().await.expect("the model serves");
             let (reply, usage) = bursar_actors::responder::Responder::new();
             drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             usage.await.expect("the scheduler answers").blocks
         };
         let all = blocks().await;
-        card.device.hold_fences();
-        card.other_process_takes(card.before.free + card.before.canary).await;
+        filled.device.hold_fences();
+        filled.other_process_takes(filled.before.free + filled.before.canary).await;
         eventually("no sequence uses the removed blocks", async || blocks().await < all).await;
-        assert_eq!(answer(&card.model, long(3)).await, expected, "the model still answers with the remaining cache");
-        let ledger = card.ledger().await;
-        assert_eq!((card.device.counts().unbacks, ledger.granted), (0, card.before.granted), "{ledger}");
-        card.device.let_fences_pass();
-        let ledger = card.quiet().await;
-        assert!(ledger.granted < card.before.granted, "{ledger}");
+        assert_eq!(answer(&filled.model, long(3)).await, expected, "the model still answers with the remaining cache");
+        let ledger = filled.ledger().await;
+        assert_eq!((filled.device.counts().unbacks, ledger.granted), (0, filled.before.granted), "{ledger}");
+        filled.device.let_fences_pass();
+        let ledger = filled.quiet().await;
+        assert!(ledger.granted < filled.before.granted, "{ledger}");
     });
 }
 
 #[test]
 fn refused_growth_changes_nothing_and_is_retried() {
     story(async {
-        let card = Card::filled(watchful()).await;
-        card.other_process_takes(Bytes::mib(4)).await;
-        let small = card.quiet().await;
+        let filled = FilledDevice::filled(watchful()).await;
+        filled.other_process_takes(Bytes::mib(4)).await;
+        let small = filled.quiet().await;
         // Two layers are backed, and then the third is refused.
-        let backs = card.device.counts().backs;
-        card.device.play(bursar_budgets::testing::Script::new().refuse_back(backs + 3));
-        card.device.foreign_gives_back(Bytes::mib(4));
-        eventually("growth was tried", async || card.device.counts().backs >= backs + 3).await;
-        card.regained().await;
-        assert!(card.device.counts().unbacks >= 2, "memory backed before the refusal was unbacked: {small}");
-        assert!(card.device.counts().backs >= backs + 7, "growth was retried");
+        let backs = filled.device.counts().backs;
+        filled.device.play(bursar_budgets::testing::Script::new().refuse_back(backs + 3));
+        filled.device.foreign_gives_back(Bytes::mib(4));
+        eventually("growth was tried", async || filled.device.counts().backs >= backs + 3).await;
+        filled.regained().await;
+        assert!(filled.device.counts().unbacks >= 2, "memory backed before the refusal was unbacked: {small}");
+        assert!(filled.device.counts().backs >= backs + 7, "growth was retried");
     });
 }
 
 #[test]
 fn the_cache_shrinks_for_unleased_overhead() {
     story(async {
-        let card = Card::filled(watchful()).await;
-        let kv = card.kv().await;
-        let taken = card.device.overhead_grows(card.before.free + Bytes::mib(1));
-        let now = card.quiet().await;
+        let filled = FilledDevice::filled(watchful()).await;
+        let kv = filled.kv().await;
+        let taken = filled.device.overhead_grows(filled.before.free + Bytes::mib(1));
+        let now = filled.quiet().await;
         assert_eq!(now.overhead, taken);
         assert!(kv - now.of_class(&Class::Kv) >= Bytes::mib(1), "{now}");
-        assert!(!answer(&card.model, long(1)).await.is_empty());
+        assert!(!answer(&filled.model, long(1)).await.is_empty());
     });
 }
 
@@ -368,20 +368,20 @@ fn the_younger_of_two_models_shrinks_first() {
             let mut lines = ledger.leases.iter();
             lines.find(|line| line.class == Class::Kv && line.model.to_string() == model).expect("a KV lease").bytes
         };
-        let card = Card { device, runtime, model: younger, before };
-        card.other_process_takes(card.before.free + Bytes::mib(2)).await;
-        let now = card.quiet().await;
-        assert_eq!(kv(&now, "demo"), kv(&card.before, "demo"), "the older model keeps its cache: {now}");
-        assert!(kv(&now, "demo 2") < kv(&card.before, "demo 2"), "{now}");
+        let filled = FilledDevice { device, runtime, model: younger, before };
+        filled.other_process_takes(filled.before.free + Bytes::mib(2)).await;
+        let now = filled.quiet().await;
+        assert_eq!(kv(&now, "demo"), kv(&filled.before, "demo"), "the older model keeps its cache: {now}");
+        assert!(kv(&now, "demo 2") < kv(&filled.before, "demo 2"), "{now}");
         let floor = floor();
         let all = kv(&now, "demo 2") - floor + Bytes::mib(1);
-        card.other_process_takes(all).await;
-        let now = card.quiet().await;
+        filled.other_process_takes(all).await;
+        let now = filled.quiet().await;
         assert_eq!(kv(&now, "demo 2"), floor, "{now}");
-        assert!(kv(&now, "demo") < kv(&card.before, "demo"), "the older model gives the missing memory: {now}");
-        assert_eq!(answer(&older, long(1)).await, answer(&card.model, long(1)).await);
-        card.device.foreign_gives_back(Bytes::gib(1));
-        card.regained().await;
+        assert!(kv(&now, "demo") < kv(&filled.before, "demo"), "the older model gives the missing memory: {now}");
+        assert_eq!(answer(&older, long(1)).await, answer(&filled.model, long(1)).await);
+        filled.device.foreign_gives_back(Bytes::gib(1));
+        filled.regained().await;
     });
 }
 
@@ -393,12 +393,12 @@ fn drift_is_zero_until_uncounted_bytes_appear() {
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     metrics::with_local_recorder(&metrics_log, || {
         actors.block_on(async {
-            let card = Card::filled(watchful()).await;
-            assert!(!answer(&card.model, about(1)).await.is_empty());
-            card.other_process_takes(Bytes::mib(5)).await;
-            card.quiet().await;
-            card.device.foreign_gives_back(Bytes::mib(5));
-            card.regained().await;
+            let filled = FilledDevice::filled(watchful()).await;
+            assert!(!answer(&filled.model, about(1)).await.is_empty());
+            filled.other_process_takes(Bytes::mib(5)).await;
+            filled.quiet().await;
+            filled.device.foreign_gives_back(Bytes::mib(5));
+            filled.regained().await;
             eventually("the device was probed", async || metrics_log.most("bursar_drift_bytes{device=host}").is_some())
                 .await;
             assert_eq!(
@@ -408,15 +408,15 @@ fn drift_is_zero_until_uncounted_bytes_appear() {
             );
             assert!(metrics_log.most("bursar_foreign_bytes{device=host}") >= Some(Bytes::mib(5).0 as f64));
             assert_eq!(metrics_log.most("bursar_device_total_bytes{device=host}"), Some(Bytes::mib(24).0 as f64));
-            assert_eq!(metrics_log.most("bursar_canary_bytes{device=host}"), Some(card.before.canary.0 as f64));
-            let bytes = card.device.drifts(Bytes::kib(100));
+            assert_eq!(metrics_log.most("bursar_canary_bytes{device=host}"), Some(filled.before.canary.0 as f64));
+            let bytes = filled.device.drifts(Bytes::kib(100));
             eventually("the drift is shown", async || {
                 metrics_log.most("bursar_drift_bytes{device=host}") == Some(bytes.0 as f64)
             })
             .await;
-            let ledger = card.runtime.budget().measure().await.expect("the budget answers");
+            let ledger = filled.runtime.budget().measure().await.expect("the budget answers");
             assert_eq!(ledger.foreign, bytes, "rule 1 counts drift as foreign: {ledger}");
-            card.runtime.shutdown().await;
+            filled.runtime.shutdown().await;
         });
     });
 }

@@ -130,7 +130,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let processors = serving.context.processors.as_ref().expect("the demo model takes pictures");
             let pictures = processors.plan(&[Media::Image(picture)], limits).map_err(|error| message_of(&error))?;
             let embedded = question
-                .ask(&vision, |reply| VisionMessage::Embed { pictures, rank: Priority::default(), reply })
+                .ask(&vision, |reply| VisionMessage::Embed { pictures, priority: Priority::default(), reply })
                 .await;
             embedded.map_err(|error| message_of(&error))?.map(drop).map_err(|error| message_of(&error))
         }),

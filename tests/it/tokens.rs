@@ -4,7 +4,7 @@ use std::fs;
 
 use bursar::{Bytes, Chat, ChatError, ChatEvent, Hint, Image, ImageError, MediaError, ModelSource, SamplingError};
 use bursar_model::registry::random_checkpoint;
-use bursar_model::{text::Message, text::Part, text::Role, text::TemplateInputs};
+use bursar_model::{text::ContentPart, text::Message, text::Role, text::TemplateInputs};
 use image::{Rgb, RgbImage};
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ const QUESTION: &str = "Describe the picture.";
 /// A question about a picture as tokens, rendered with the model's template.
 async fn rendered(stage: &Stage) -> Vec<u32> {
     let context = stage.model.serving().await.expect("the model serves").context;
-    let content = vec![Part::Image, Part::Text(QUESTION.to_owned())];
+    let content = vec![ContentPart::Image, ContentPart::Text(QUESTION.to_owned())];
     let messages = [Message { role: Role::User, content }];
     context.prompts.encode(&messages, &TemplateInputs::default()).expect("the prompt is encoded")
 }

@@ -48,14 +48,14 @@ async fn pass(milliseconds: u64) {
 }
 
 /// The device, and the other process that takes its memory.
-enum Place {
+enum TestDevice {
     Host(Arc<HostDevice>),
     Gpu(Arc<CudaDevice>, OtherProcess),
 }
 
 /// Two models on a device, with a host tier for the KV cache and for states.
 pub struct Troubled {
-    place: Place,
+    device: TestDevice,
     pub runtime: Runtime,
     pub models: Vec<ModelHandle>,
     random: Random,
@@ -66,7 +66,7 @@ impl Troubled {
     pub async fn begin(source: fn() -> ModelSource, seed: u64) -> Troubled {
         let device = device_of(Bytes::mib(48));
         let runtime = Self::runtime(DeviceChoice::Custom(device.clone())).await.expect("a host device starts");
-        Self::on(Place::Host(device), runtime, source, seed).await
+        Self::on(TestDevice::Host(device), runtime, source, seed).await
     }
 
     /// Starts two models on the first GPU. Returns `None` if there is no GPU.
@@ -76,8 +76,8 @@ impl Troubled {
             started => started.expect("a GPU starts"),
         };
         let device = runtime.device().as_cuda().expect("a GPU was asked for");
-        let place = Place::Gpu(device, OtherProcess::moves_in(OTHER_PROCESS));
-        Some(Self::on(place, runtime, ModelSource::demo, seed).await)
+        let device = TestDevice::Gpu(device, OtherProcess::moves_in(OTHER_PROCESS));
+        Some(Self::on(device, runtime, ModelSource::demo, seed).await)
     }
 
     async fn runtime(device: DeviceChoice) -> Result<Runtime, RuntimeError> {
@@ -95,7 +95,7 @@ impl Troubled {
         Runtime::start(config).await
     }
 
-    async fn on(place: Place, runtime: Runtime, source: fn() -> ModelSource, seed: u64) -> Troubled {
+    async fn on(device: TestDevice, runtime: Runtime, source: fn() -> ModelSource, seed: u64) -> Troubled {
         let mut models = Vec::new();
         for name in ["first", "second"] {
             // The KV cache is too small for all chats: some wait, some are preempted, and blocks
@@ -112,7 +112,7 @@ impl Troubled {
             };
             models.push(runtime.load_with(source(), options, |_| {}).await.expect("the model starts"));
         }
-        Troubled { place, runtime, models, random: Random(seed), befallen: Befallen::default() }
+        Troubled { device, runtime, models, random: Random(seed), befallen: Befallen::default() }
     }
 
     pub fn befallen(&self) -> Befallen {
@@ -183,15 +183,15 @@ impl Troubled {
     /// sleeping model wait until then.
     async fn other_process(&mut self) {
         for _ in 0..5 {
-            let _taken = match &mut self.place {
-                Place::Host(device) => device.foreign_takes(Bytes::gib(1)),
-                Place::Gpu(_, other) => tokio::task::block_in_place(|| other.hold(Bytes::MAX)),
+            let _taken = match &mut self.device {
+                TestDevice::Host(device) => device.foreign_takes(Bytes::gib(1)),
+                TestDevice::Gpu(_, other) => tokio::task::block_in_place(|| other.hold(Bytes::MAX)),
             };
             pass(3).await;
         }
-        let _left = match &mut self.place {
-            Place::Host(device) => device.foreign_gives_back(Bytes::gib(1)),
-            Place::Gpu(_, other) => tokio::task::block_in_place(|| other.hold(Bytes::ZERO)),
+        let _left = match &mut self.device {
+            TestDevice::Host(device) => device.foreign_gives_back(Bytes::gib(1)),
+            TestDevice::Gpu(_, other) => tokio::task::block_in_place(|| other.hold(Bytes::ZERO)),
         };
         self.befallen.other_processes += 1;
     }
@@ -205,9 +205,9 @@ impl Troubled {
         // On a GPU the driver's own memory use varies by a few MiB. The driver also allocates the
         // memory of CUDA graphs, and allocates less if it still has free memory from other
         // allocations.
-        let slack = match self.place {
-            Place::Host(_) => Bytes::ZERO,
-            Place::Gpu(..) => Bytes::mib(64),
+        let slack = match self.device {
+            TestDevice::Host(_) => Bytes::ZERO,
+            TestDevice::Gpu(..) => Bytes::mib(64),
         };
         let sums = |ledger: &Snapshot| {
             let others = ledger.classes.iter().filter(|line| slack.is_zero() || line.class != Class::Graphs);
@@ -217,9 +217,9 @@ impl Troubled {
         let mut looks = 0;
         eventually("every class has its bytes again", async || {
             let ledger = self.ledger().await;
-            let backed = match &self.place {
-                Place::Host(device) => device.counts().backed,
-                Place::Gpu(device, _) => device.counts().backed,
+            let backed = match &self.device {
+                TestDevice::Host(device) => device.counts().backed,
+                TestDevice::Gpu(device, _) => device.counts().backed,
             };
             looks += 1;
             if looks == LOOKS {

@@ -24,9 +24,9 @@ use crate::compute::graph::{Captured, GraphLimits};
 /// Unmapping the memory of a whole GPU takes a third of a second. If this value is dropped on a
 /// tokio thread, another thread unmaps the memory. If it is dropped on a lane's thread, the memory
 /// is unmapped when the drop returns.
-pub struct EngineMemory(Option<EngineParts>);
+pub struct EngineMemory(Option<EngineBuffers>);
 
-pub struct EngineParts {
+pub struct EngineBuffers {
     pub step_workspace: Arc<Segment>,
     /// Buffers in which a step chooses tokens and from which the next step reads them.
     pub sampling: SamplingMemory,
@@ -54,12 +54,12 @@ pub struct EngineParts {
 }
 
 impl EngineMemory {
-    pub fn new(parts: EngineParts) -> Self {
-        EngineMemory(Some(parts))
+    pub fn new(buffers: EngineBuffers) -> Self {
+        EngineMemory(Some(buffers))
     }
 }
 
-impl EngineParts {
+impl EngineBuffers {
     /// Whether the lane with this workspace gets copy jobs: the step lane for blocks and states,
     /// and the vision lane for rows of pictures.
     pub(super) fn copies_in(&self, workspace: &Arc<Segment>) -> bool {
@@ -87,19 +87,19 @@ impl EngineParts {
 }
 
 impl Deref for EngineMemory {
-    type Target = EngineParts;
+    type Target = EngineBuffers;
 
-    fn deref(&self) -> &EngineParts {
-        self.0.as_ref().expect("the parts exist until the value is dropped")
+    fn deref(&self) -> &EngineBuffers {
+        self.0.as_ref().expect("the buffers exist until the value is dropped")
     }
 }
 
 impl Drop for EngineMemory {
     fn drop(&mut self) {
-        let parts = self.0.take();
+        let buffers = self.0.take();
         match tokio::runtime::Handle::try_current() {
-            Ok(threads) => drop(threads.spawn_blocking(move || drop(parts))),
-            Err(_) => drop(parts),
+            Ok(threads) => drop(threads.spawn_blocking(move || drop(buffers))),
+            Err(_) => drop(buffers),
         }
     }
 }

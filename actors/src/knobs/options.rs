@@ -13,11 +13,11 @@ use bursar_model::{
 use super::{KvCacheType, KvCacheTypeError, Names, Precision, StateType};
 use crate::{
     deadline::Deadlines,
-    pace::TOKEN_INTERVAL,
     profile::{FaultPlan, KvChoice},
     scheduler::DraftSource,
     supervise::Intensity,
     tenant::TenantWeights,
+    token_interval::TOKEN_INTERVAL,
 };
 
 /// Options to load a model with. The defaults fit a small model on a host device, or typical

@@ -21,7 +21,7 @@ pub enum Kind {
     /// A size in the same form as `Size`, or 0 for none.
     SizeOrNone,
     /// A fraction, above 0 and at most 1.
-    Share,
+    Fraction,
     /// A number of GiB, as in vLLM.
     Gibibytes,
     /// Text that is not empty.
@@ -48,7 +48,7 @@ impl Kind {
         match self {
             Kind::Count(unit) | Kind::CountOrNone(unit) => unit,
             Kind::Size | Kind::SizeOrNone => "bytes",
-            Kind::Share => "share",
+            Kind::Fraction => "share",
             Kind::Gibibytes => "GiB",
             Kind::Name => "name",
             Kind::Type | Kind::CacheType | Kind::StateType => "type",
@@ -66,7 +66,7 @@ impl Kind {
             Kind::CountOrNone(_) => "a whole number, 0 for none",
             Kind::Size => "a number of bytes above 0, or a size such as 512MiB",
             Kind::SizeOrNone => "a number of bytes, or a size such as 512MiB",
-            Kind::Share => "a number above 0 and at most 1",
+            Kind::Fraction => "a number above 0 and at most 1",
             Kind::Gibibytes => "a number of GiB",
             Kind::Name => "a non-empty text",
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
@@ -283,7 +283,7 @@ macro_rules! knobs {
                     $(stringify!($name) => {
                         let set = <$type as Set>::of(value).ok_or_else(wrong)?;
                         let is_in_range = match knob.kind {
-                            Kind::Share => is_share(value),
+                            Kind::Fraction => is_share(value),
                             Kind::Count(_) | Kind::Size | Kind::Name => set != <$type>::default(),
                             Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
                             Kind::Type | Kind::CacheType | Kind::StateType | Kind::Format => true,
@@ -337,9 +337,9 @@ knobs! {
     /// Maximum patches in one batch of the vision encoder, over all pictures. By default, enough for the largest picture, and at least 4096 (1024 on a host device).
     launch_patches: usize, Kind::Count("patches"), [];
     /// Share that the KV cache takes of the memory left after everything else.
-    memory_fraction: f64, Kind::Share, [];
+    memory_fraction: f64, Kind::Fraction, [];
     /// Share of the whole device that Bursar may use: weights, workspaces, KV cache and overhead.
-    device_fraction: f64, Kind::Share, [Vllm gpu_memory_utilization, Sglang mem_fraction_static, LightLlm mem_fraction];
+    device_fraction: f64, Kind::Fraction, [Vllm gpu_memory_utilization, Sglang mem_fraction_static, LightLlm mem_fraction];
     /// Size of the KV cache, in whole pages per layer, instead of a measured size.
     kv_bytes: Bytes, Kind::Size, [Vllm kv_cache_memory_bytes];
     /// Size of the KV cache in tokens, in whole blocks of 16, instead of a measured size.

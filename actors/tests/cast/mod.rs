@@ -11,9 +11,9 @@ use bursar_actors::{
     deadline::{Deadline, Deadlines},
     kv::SequenceId,
     order::Priority,
-    pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
     scheduler::{Drafter, Finish, NewSequence, NgramSizes, Placeholder, PromptLookup, SchedulingParams},
     tenant::{Tenant, TenantWeights},
+    token_interval::{MeasuredCosts, MeasuredStep, StepWork, TokenInterval},
     vision::{EncodeRequest, Ticket},
 };
 use bursar_model::{
@@ -288,7 +288,7 @@ pub fn weights(seed: u64) -> TenantWeights {
 
 /// Returns a target for the token interval, and costs that match the steps of the simulation.
 /// Depending on the seed, no step, some steps or all steps meet the target.
-pub fn pace(seed: u64) -> Option<Pace> {
+pub fn token_interval(seed: u64) -> Option<TokenInterval> {
     let step = |prompt: usize, decoding: usize, micros| {
         let mut work = StepWork::default();
         work.add_prompt(0, prompt);
@@ -297,5 +297,5 @@ pub fn pace(seed: u64) -> Option<Pace> {
     };
     let steps = vec![step(0, 1, 300), step(0, 8, 2400), step(16, 1, 5400), step(64, 1, 20_000)];
     let promise = Duration::from_micros(500 + seed % 30 * 700);
-    Pace::new(Some(promise), &MeasuredCosts { steps, launches: Vec::new() })
+    TokenInterval::new(Some(promise), &MeasuredCosts { steps, launches: Vec::new() })
 }

@@ -75,9 +75,9 @@ impl Stage {
 pub fn options() -> LoadOptions {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
-    let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
+    let usual = BlasSearch::usual().with_pythons(&["/opt/torch/.venv"]);
     let folders: Vec<_> = folder.iter().flat_map(std::env::split_paths).collect();
-    let blas = folders.into_iter().rev().fold(usual, BlasSearch::first_in);
+    let blas = usual.first_in(&folders);
     LoadOptions { blas, ..LoadOptions::small() }
 }
 

@@ -1,6 +1,6 @@
 //! Host memory of the simulated world, and copies that are delayed depending on the seed.
 
-use bursar_actors::{kv::Copies, pace::CopyCosts, vision::EncodeRequest};
+use bursar_actors::{kv::Copies, token_interval::CopyCosts, vision::EncodeRequest};
 use bursar_kernels::ops::copy_blocks::BlockCopy;
 
 use super::*;
@@ -23,7 +23,9 @@ pub fn rows(seed: u64) -> usize {
 
 /// Copy costs, to be compared with step costs that are known only in some seeds.
 pub fn costs(seed: u64) -> CopyCosts {
-    CopyCosts::with_steps(pace(seed).map(|pace| pace.costs).filter(|_| seed.is_multiple_of(3)))
+    CopyCosts::with_steps(
+        token_interval(seed).map(|token_interval| token_interval.costs).filter(|_| seed.is_multiple_of(3)),
+    )
 }
 
 /// The content of host memory for KV blocks, and the copies on the lane.

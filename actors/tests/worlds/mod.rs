@@ -10,8 +10,9 @@ use super::*;
 /// Builds the scheduler for a seed. Every other seed has a token interval target, which its steps
 /// may miss.
 pub fn scheduler(limits: Limits, groups: &CacheGroups, looks_ahead: bool, seed: u64) -> SchedulerCore {
-    let scheduler =
-        SchedulerCore::new(limits).with_groups(groups.clone()).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
+    let scheduler = SchedulerCore::new(limits)
+        .with_groups(groups.clone())
+        .with_token_interval(token_interval(seed).filter(|_| seed.is_multiple_of(2)));
     let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
     let scheduler = scheduler.with_draft_head(has_draft_head(seed));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }

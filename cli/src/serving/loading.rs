@@ -1,5 +1,5 @@
-//! Loads the models of `bursar serve` while the server already listens. Models that share a device
-//! load one after another.
+//! Loading of the models of `bursar serve` while the server already listens. Models that share a
+//! device load one after another.
 
 use std::{
     collections::BTreeSet,
@@ -60,10 +60,12 @@ pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> 
         let own = wanted.names.first().cloned().or(options.name).unwrap_or_else(|| source.name());
         (options.name, options.ranks) = (Some(own.clone()), ranks);
         // If the user gave no name, clients use the model as typed on the command line, as in vLLM.
-        let (names, alias) = match wanted.names.is_empty() {
-            false => (wanted.names, None),
-            true if is_named || own == wanted.model => (vec![own], None),
-            true => (vec![wanted.model], Some(own)),
+        let (names, alias) = if !wanted.names.is_empty() {
+            (wanted.names, None)
+        } else if is_named || own == wanted.model {
+            (vec![own], None)
+        } else {
+            (vec![wanted.model], Some(own))
         };
         Ok(Plan { source, options, names, alias })
     });

@@ -21,21 +21,21 @@ const WARM_UP: usize = 10;
 const TOKENS: u32 = 64;
 
 /// The times of one reply: ms to its first token, and ms for each later token.
-struct Pace {
+struct Latencies {
     first_ms: f64,
     each_ms: f64,
 }
 
-impl Pace {
-    fn of(begun: Instant, arrivals: &[Instant]) -> Pace {
+impl Latencies {
+    fn of(begun: Instant, arrivals: &[Instant]) -> Latencies {
         assert_eq!(arrivals.len(), TOKENS as usize, "a reply has all its tokens");
         let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
         let (first, last) = (arrivals[0], arrivals[arrivals.len() - 1]);
-        Pace { first_ms: ms(begun, first), each_ms: ms(first, last) / f64::from(TOKENS - 1) }
+        Latencies { first_ms: ms(begun, first), each_ms: ms(first, last) / f64::from(TOKENS - 1) }
     }
 }
 
-async fn in_process(model: &ModelHandle, tokens: Vec<u32>) -> anyhow::Result<Pace> {
+async fn in_process(model: &ModelHandle, tokens: Vec<u32>) -> anyhow::Result<Latencies> {
     let (begun, mut arrivals) = (Instant::now(), Vec::new());
     let chat = Chat::from_tokens(tokens).token_ids().temperature(0.0).max_tokens(TOKENS as usize).ignore_end();
     let mut reply = model.chat(chat).await?;
@@ -46,10 +46,10 @@ async fn in_process(model: &ModelHandle, tokens: Vec<u32>) -> anyhow::Result<Pac
             _ => {}
         }
     }
-    Ok(Pace::of(begun, &arrivals))
+    Ok(Latencies::of(begun, &arrivals))
 }
 
-async fn by_the_worker(worker: &BursarWorker, tokens: Vec<u32>) -> anyhow::Result<Pace> {
+async fn by_the_worker(worker: &BursarWorker, tokens: Vec<u32>) -> anyhow::Result<Latencies> {
     let (begun, mut arrivals) = (Instant::now(), Vec::new());
     let most = StopConditions { max_tokens: Some(TOKENS), ignore_eos: Some(true), ..StopConditions::default() };
     let request = PreprocessedRequest::builder()
@@ -65,16 +65,16 @@ async fn by_the_worker(worker: &BursarWorker, tokens: Vec<u32>) -> anyhow::Resul
             arrivals.push(Instant::now());
         }
     }
-    Ok(Pace::of(begun, &arrivals))
+    Ok(Latencies::of(begun, &arrivals))
 }
 
-fn medians(name: &str, paces: &[Pace]) -> String {
+fn medians(name: &str, replies: &[Latencies]) -> String {
     let median = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };
-    let first = median(paces.iter().map(|pace| pace.first_ms).collect());
-    let each = median(paces.iter().map(|pace| pace.each_ms).collect());
+    let first = median(replies.iter().map(|reply| reply.first_ms).collect());
+    let each = median(replies.iter().map(|reply| reply.each_ms).collect());
     format!("\"{name}\":{{\"first_ms\":{first:.3},\"each_ms\":{each:.3}}}")
 }
 
@@ -91,10 +91,10 @@ async fn main() -> anyhow::Result<()> {
             model.prompt_of(Chat::new().user(format!("Tell me about {number}."))).await.map(|prompt| prompt.token_ids)
         };
         let (one, other) = (prompt(1000 + 2 * reply).await?, prompt(1001 + 2 * reply).await?);
-        let paces = (in_process(&model, one).await?, by_the_worker(&worker, other).await?);
+        let replies = (in_process(&model, one).await?, by_the_worker(&worker, other).await?);
         if reply >= WARM_UP {
-            near.push(paces.0);
-            far.push(paces.1);
+            near.push(replies.0);
+            far.push(replies.1);
         }
     }
     worker.cleanup().await?;

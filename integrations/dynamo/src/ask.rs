@@ -38,8 +38,7 @@ pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<
     let (min, max) = pixels(request.mm_processor_kwargs.as_ref())?;
     let mut chat = Chat::from_tokens(request.token_ids.as_slice()).token_ids();
     for picture in pictures {
-        let picture = picture.clone();
-        chat = chat.image(if min.or(max).is_some() { picture.within_pixels(min, max) } else { picture });
+        chat = chat.image(picture.clone().within_pixels(min, max));
     }
     if let Some(routing) = &request.routing {
         // In Dynamo, a larger priority is more urgent. In vLLM and Bursar, a smaller

@@ -9,7 +9,7 @@ mod ask;
 mod fault;
 mod feed;
 mod options;
-mod tell;
+mod reply_stream;
 mod worker;
 
 pub use feed::stored_event;

@@ -103,7 +103,7 @@ impl Options {
     pub(crate) fn load(&self) -> anyhow::Result<LoadOptions> {
         let settings: anyhow::Result<Vec<_>> = self.knob.iter().map(|typed| setting(typed)).collect();
         let (knobs, names) = Knobs::named_from(settings?)?;
-        let blas = self.cuda_lib.iter().fold(BlasSearch::usual(), BlasSearch::first_in);
+        let blas = BlasSearch::usual().first_in(self.cuda_lib.as_slice());
         let name = self.served_model_name.clone();
         let base = LoadOptions { name, blas, profiles: self.profile_cache.clone(), ..LoadOptions::default() };
         Ok(LoadOptions { names, ..knobs.over(base)? })

@@ -24,7 +24,7 @@ use crate::{
     Options, ask,
     fault::{away, invalid, of_chat, of_engine, of_picture},
     feed::{self, HitCount},
-    tell::{self, Telling},
+    reply_stream::{self, ReplyContext},
 };
 
 /// A Bursar model as a worker of Dynamo.
@@ -210,12 +210,12 @@ impl LLMEngine for BursarWorker {
             let reply = running.model.chat(chat).await.map_err(|error| of_chat(&error))?;
             let is_scored = request.output_options.logprobs.is_some();
             let hits = running.hits.clone();
-            let telling = Telling { context: context.clone(), is_scored, visible_ends, hits, pictures };
-            Ok(tell::chunks(reply, telling))
+            let reply_context = ReplyContext { context: context.clone(), is_scored, visible_ends, hits, pictures };
+            Ok(reply_stream::chunks(reply, reply_context))
         };
         tokio::select! {
             biased;
-            () = context.stopped() => Ok(tell::cancelled()),
+            () = context.stopped() => Ok(reply_stream::cancelled()),
             begun = begun => begun,
         }
     }
@@ -267,7 +267,7 @@ impl LLMEngine for BursarWorker {
     }
 
     async fn supported_controls(&self) -> Result<Vec<String>, DynamoError> {
-        Ok(["sleep", "wake_up", "neighbour"].map(str::to_owned).to_vec())
+        Ok(["sleep", "wake_up", "other_process", "neighbour"].map(str::to_owned).to_vec())
     }
 
     fn validate_engine_control(&self, control: &str, body: &Value) -> Result<(), DynamoError> {
@@ -278,7 +278,8 @@ impl LLMEngine for BursarWorker {
         match control.as_str() {
             "sleep" => self.set_asleep(&body).await,
             "wake_up" => self.set_awake().await,
-            "neighbour" => self.drill(&body),
+            // `neighbour` is the name that this control had at first.
+            "other_process" | "neighbour" => self.drill(&body),
             _ => Ok(json!({"status": "error", "message": format!("unsupported engine control: {control}")})),
         }
     }

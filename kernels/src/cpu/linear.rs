@@ -42,9 +42,9 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
         let weight =
             panel_weight(&call, (blocks.as_ref(), int4.as_ref()), rows.clone(), unsafe { scratch.of_worker(worker) });
         if call.x.rows() <= SMALL_M_ROWS {
-            multiply_few(&call, rows.clone(), weight);
+            multiply_small_m(&call, rows.clone(), weight);
         } else {
-            multiply_many(&call, rows.clone(), weight);
+            multiply_large_m(&call, rows.clone(), weight);
         }
         if let Some(bias) = &bias {
             add_bias(&call, rows.clone(), &bias[rows]);
@@ -81,7 +81,7 @@ fn panel_weight<'a>(
 }
 
 /// Computes the panel's columns of the output, or adds to them.
-fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
+fn multiply_large_m(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
     assert_eq!(weight.len(), columns.len() * in_features, "the panel has all columns of its rows");
     let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
@@ -94,9 +94,9 @@ fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     }
 }
 
-/// Does the same as `multiply_many`, with dot products.
+/// Does the same as `multiply_large_m`, with dot products.
 #[inline(always)]
-fn multiply_few(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
+fn multiply_small_m(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (x, out) = (Rows::<f32>::of(call.x.plain()), Output::of(&call.out));
     for row in 0..call.x.rows() {
         // SAFETY: no other panel has these columns, so no other thread writes these elements.

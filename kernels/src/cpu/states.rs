@@ -21,7 +21,7 @@ use crate::{
 const L2_EPSILON: f32 = 1e-6;
 
 /// One sequence of a step.
-struct Part {
+struct StateSequence {
     rows: std::ops::Range<usize>,
     /// The slot of the state before the step; `None` if that state is zero.
     read: Option<u32>,
@@ -31,7 +31,7 @@ struct Part {
     snapshots: Vec<(usize, u32)>,
 }
 
-impl Part {
+impl StateSequence {
     /// The slots to which the state is written after `row`.
     fn slots_after(&self, row: usize) -> impl Iterator<Item = u32> {
         let is_here = move |(after, _): &&(usize, u32)| *after == row;
@@ -49,12 +49,17 @@ impl Part {
 /// zeros.
 ///
 /// Panics if the sequences are inconsistent, which is a bug in the caller.
-fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, columns: usize) -> Vec<Part> {
-    let (starts, contexts) = (indices(&sequences.query_starts), indices(&sequences.context_lengths));
-    let (reads, writes) = (indices(&sequences.reads), indices(&sequences.writes));
-    let (rows, slots) = (indices(&sequences.snapshot_rows), indices(&sequences.snapshot_slots));
+fn checked_sequences(
+    batch: &StateSequences<'_>,
+    layer: &StateLayer,
+    out: &Output<'_>,
+    columns: usize,
+) -> Vec<StateSequence> {
+    let (starts, contexts) = (indices(&batch.query_starts), indices(&batch.context_lengths));
+    let (reads, writes) = (indices(&batch.reads), indices(&batch.writes));
+    let (rows, slots) = (indices(&batch.snapshot_rows), indices(&batch.snapshot_slots));
     let snapshots = rows.chunks_exact(SNAPSHOTS).zip(slots.chunks_exact(SNAPSHOTS));
-    let mut parts = Vec::new();
+    let mut sequences = Vec::new();
     for (sequence, (bounds, (rows, slots))) in starts.windows(2).zip(snapshots).enumerate() {
         let range = bounds[0] as usize..bounds[1] as usize;
         if contexts[sequence] == 0 {
@@ -75,68 +80,72 @@ fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, c
             );
             (range.start + count - 1, *slot)
         });
-        let part = Part {
+        let sequence = StateSequence {
             read: (range.len() < contexts[sequence] as usize).then(|| reads[sequence]),
             write: Some(writes[sequence]).filter(|slot| *slot != NO_STATE),
             snapshots: snapshots.collect(),
             rows: range,
         };
-        if !part.rows.is_empty() {
-            parts.push(part);
+        if !sequence.rows.is_empty() {
+            sequences.push(sequence);
         }
     }
-    let written: Vec<_> = parts.iter().flat_map(Part::written).collect();
-    for part in &parts {
-        let of_all = written.iter().filter(|slot| Some(**slot) == part.read).count();
-        let own = part.written().filter(|slot| Some(*slot) == part.read).count();
+    let written: Vec<_> = sequences.iter().flat_map(StateSequence::written).collect();
+    for sequence in &sequences {
+        let of_all = written.iter().filter(|slot| Some(**slot) == sequence.read).count();
+        let own = sequence.written().filter(|slot| Some(*slot) == sequence.read).count();
         assert!(of_all == own, "a slot that a sequence reads is written by another sequence");
     }
     let distinct: std::collections::BTreeSet<_> = written.iter().collect();
     assert!(distinct.len() == written.len(), "two states are written to the same one of {} slots", layer.slots());
-    parts
+    sequences
 }
 
 pub(super) fn causal_conv(threads: &Threads, call: CausalConv<'_>) {
     let shape = call.layer.shape();
     let (x, out, weight) = (Rows::<f32>::of(&call.x), Output::of(&call.out), widened(&call.weight));
-    let parts = parts(call.sequences, call.layer, &out, shape.channels);
+    let sequences = checked_sequences(call.sequences, call.layer, &out, shape.channels);
     let width = shape.conv_rows + 1;
-    let before: Vec<Vec<f32>> = parts
+    let before: Vec<Vec<f32>> = sequences
         .iter()
-        .map(|part| match part.read {
+        .map(|sequence| match sequence.read {
             // SAFETY: the step has not written a state yet.
             Some(slot) => unsafe { conv_inputs(call.layer, slot) }.to_vec(),
             None => vec![0.0; shape.conv_rows * shape.channels],
         })
         .collect();
-    // The input of the convolution at `row`, counted from `conv_rows` before the part's first row.
-    let input = |part: usize, row: usize| match row.checked_sub(shape.conv_rows) {
-        Some(row) => x.row(parts[part].rows.start + row),
-        None => &before[part][row * shape.channels..][..shape.channels],
+    // The input of the convolution at `row`, which is counted from `conv_rows` rows before the
+    // sequence.
+    let input = |sequence: usize, row: usize| match row.checked_sub(shape.conv_rows) {
+        Some(row) => x.row(sequences[sequence].rows.start + row),
+        None => &before[sequence][row * shape.channels..][..shape.channels],
     };
-    let items: Vec<(usize, usize)> =
-        parts.iter().enumerate().flat_map(|(part, it)| (0..it.rows.len()).map(move |row| (part, row))).collect();
+    let items: Vec<(usize, usize)> = sequences
+        .iter()
+        .enumerate()
+        .flat_map(|(sequence, it)| (0..it.rows.len()).map(move |row| (sequence, row)))
+        .collect();
     threads.share(items.len(), items.len() * shape.channels * 2 * width, |_, item| {
-        let (part, row) = items[item];
+        let (sequence, row) = items[item];
         // SAFETY: each row is one item, so no two threads write the same row.
-        let sums = unsafe { out.part(parts[part].rows.start + row, 0, shape.channels) };
+        let sums = unsafe { out.part(sequences[sequence].rows.start + row, 0, shape.channels) };
         sums.fill(0.0);
         for tap in 0..width {
             for ((sum, x), weight) in
-                sums.iter_mut().zip(input(part, row + tap)).zip(weight[tap..].iter().step_by(width))
+                sums.iter_mut().zip(input(sequence, row + tap)).zip(weight[tap..].iter().step_by(width))
             {
                 *sum += x * weight;
             }
         }
         sums.iter_mut().for_each(|sum| *sum = silu(*sum));
     });
-    for (index, part) in parts.iter().enumerate() {
-        for row in part.rows.clone() {
-            for slot in part.slots_after(row) {
+    for (index, sequence) in sequences.iter().enumerate() {
+        for row in sequence.rows.clone() {
+            for slot in sequence.slots_after(row) {
                 // SAFETY: all rows are computed, so nothing reads a state of this layer any more.
                 let inputs = unsafe { conv_inputs(call.layer, slot) };
                 for (kept, to) in inputs.chunks_exact_mut(shape.channels).enumerate() {
-                    to.copy_from_slice(input(index, row - part.rows.start + 1 + kept));
+                    to.copy_from_slice(input(index, row - sequence.rows.start + 1 + kept));
                 }
             }
         }
@@ -199,20 +208,20 @@ pub(super) fn gated_delta(threads: &Threads, call: GatedDelta<'_>) {
     let (qkv, out) = (Rows::<f32>::of(&call.qkv), Output::of(&call.out));
     let (update, decay) = (Rows::<f32>::of(&call.update), Rows::<f32>::of(&call.decay));
     let (log_decay, bias) = (Rows::<f32>::of(&call.log_decay).all(), Rows::<f32>::of(&call.bias).all());
-    let parts = parts(call.sequences, call.layer, &out, shape.value_heads * value_dim);
+    let sequences = checked_sequences(call.sequences, call.layer, &out, shape.value_heads * value_dim);
     let (heads, group) = (shape.value_heads, shape.value_heads / shape.key_heads);
-    let rows: usize = parts.iter().map(|part| part.rows.len()).sum();
-    threads.share(parts.len() * heads, rows * heads * value_dim * key_dim * 4, |_, item| {
-        let (part, head) = (&parts[item / heads], item % heads);
+    let rows: usize = sequences.iter().map(|sequence| sequence.rows.len()).sum();
+    threads.share(sequences.len() * heads, rows * heads * value_dim * key_dim * 4, |_, item| {
+        let (sequence, head) = (&sequences[item / heads], item % heads);
         let mut state = vec![0.0; value_dim * key_dim];
-        if let Some(slot) = part.read {
+        if let Some(slot) = sequence.read {
             // SAFETY: each sequence and head is one item, so only this thread uses this matrix.
-            // `parts` has checked that no other sequence writes the slot.
+            // `checked_sequences` has checked that no other sequence writes the slot.
             unsafe { Matrix::of(call.layer, slot, head) }.read(&mut state);
         }
         let (mut query, mut key) = (vec![0.0; key_dim], vec![0.0; key_dim]);
         let rate = log_decay[head].exp();
-        for row in part.rows.clone() {
+        for row in sequence.rows.clone() {
             let x = qkv.row(row);
             let keys = shape.key_heads * key_dim;
             let vector = |first: usize| &x[first + head / group * key_dim..][..key_dim];
@@ -228,9 +237,9 @@ pub(super) fn gated_delta(threads: &Threads, call: GatedDelta<'_>) {
                 state.iter_mut().zip(&key).for_each(|(state, key)| *state = kept * *state + change * key);
                 *out = dot(state, &query);
             }
-            for slot in part.slots_after(row) {
+            for slot in sequence.slots_after(row) {
                 // SAFETY: each sequence and head is one item, so only this thread uses this matrix.
-                // `parts` has checked that all slots that are written are different.
+                // `checked_sequences` has checked that all slots that are written are different.
                 unsafe { Matrix::of(call.layer, slot, head) }.write(&state);
             }
         }

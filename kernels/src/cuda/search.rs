@@ -19,32 +19,27 @@ pub struct BlasSearch {
 impl BlasSearch {
     /// Returns the CUDA toolkit's usual folders and the folders of the system's Python packages.
     pub fn usual() -> Self {
-        let mut search = BlasSearch::default();
-        for toolkit in ["/usr/local/cuda", "/opt/cuda"] {
-            search = search.with_toolkit(toolkit);
-        }
-        for prefix in ["/usr/local", "/usr"] {
-            search = search.with_python(prefix);
-        }
-        search
+        BlasSearch::default().with_toolkits(&["/usr/local/cuda", "/opt/cuda"]).with_pythons(&["/usr/local", "/usr"])
     }
 
-    /// Adds a folder that is searched before all other folders.
-    pub fn first_in(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.folders.insert(0, folder.into());
+    /// Adds folders that are searched before all other folders, in this order.
+    pub fn first_in(mut self, folders: &[impl AsRef<Path>]) -> Self {
+        self.folders.splice(0..0, folders.iter().map(|folder| folder.as_ref().to_owned()));
         self
     }
 
-    /// Adds the library folders of a CUDA toolkit.
-    pub fn with_toolkit(mut self, toolkit: impl AsRef<Path>) -> Self {
-        self.folders.extend(["lib64", "targets/x86_64-linux/lib"].map(|folder| toolkit.as_ref().join(folder)));
+    /// Adds the library folders of CUDA toolkits.
+    pub fn with_toolkits(mut self, toolkits: &[impl AsRef<Path>]) -> Self {
+        let folders = |toolkit: &Path| ["lib64", "targets/x86_64-linux/lib"].map(|folder| toolkit.join(folder));
+        self.folders.extend(toolkits.iter().flat_map(|toolkit| folders(toolkit.as_ref())));
         self
     }
 
-    /// Adds the Python packages under `prefix` (for example a virtual environment), because
+    /// Adds the Python packages under each prefix (for example a virtual environment), because
     /// NVIDIA's wheels contain the libraries.
-    pub fn with_python(mut self, prefix: impl AsRef<Path>) -> Self {
-        let versions = std::fs::read_dir(prefix.as_ref().join("lib")).into_iter().flatten().flatten();
+    pub fn with_pythons(mut self, prefixes: &[impl AsRef<Path>]) -> Self {
+        let libraries = prefixes.iter().map(|prefix| prefix.as_ref().join("lib"));
+        let versions = libraries.flat_map(std::fs::read_dir).flatten().flatten();
         let pythons = versions.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
         for python in pythons {
             for packages in ["site-packages", "dist-packages"] {
@@ -91,7 +86,7 @@ mod tests {
             std::fs::create_dir_all(folder).unwrap();
             std::fs::write(folder.join("libcublasLt.so.13"), "not a library").unwrap();
         }
-        let search = BlasSearch::default().with_python(&place).first_in(&named);
+        let search = BlasSearch::default().with_pythons(&[&place]).first_in(&[&named]);
         assert_eq!(search.folders(), [named.clone(), wheel.clone()]);
         let found = search.candidates();
         assert_eq!(found[..2], [named.join("libcublasLt.so.13"), wheel.join("libcublasLt.so.13")]);

@@ -27,7 +27,7 @@ pub fn search() -> BlasSearch {
     // The environment variable lists folders. Outside tests, only `main` may read the environment.
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
-    let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
+    let usual = BlasSearch::usual().with_pythons(&["/opt/torch/.venv"]);
     let folders: Vec<_> = folder.iter().flat_map(std::env::split_paths).collect();
-    folders.into_iter().rev().fold(usual, BlasSearch::first_in)
+    usual.first_in(&folders)
 }

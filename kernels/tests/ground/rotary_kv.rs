@@ -35,7 +35,7 @@ pub struct RotaryKv {
 }
 
 /// Random inputs other than the rows. They are drawn after the rows, in this order.
-struct Numbers {
+struct Inputs {
     positions: Vec<u32>,
     frequencies: Vec<f32>,
     slots: Vec<u32>,
@@ -89,8 +89,8 @@ impl RotaryKv {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    fn numbers(&self, random: &mut Random) -> Numbers {
-        Numbers {
+    fn inputs(&self, random: &mut Random) -> Inputs {
+        Inputs {
             positions: random.indices(self.axes.count() * TOKENS, 5000),
             frequencies: random.floats(self.pairs),
             slots: random.shuffled(TOKENS),
@@ -105,15 +105,15 @@ impl RotaryKv {
         let dtype = if self.is_fp8 { DType::F8E4M3 } else { activation };
         let shape = KvShape { layers: 1, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
         let mut row = wide(scope, TOKENS, self.columns(), random)?;
-        let numbers = self.numbers(random);
+        let inputs = self.inputs(random);
         let memory = scope.empty_f32([shape.block_bytes().as_usize() * BLOCKS / DType::F32.size()])?;
         // SAFETY: the cache lives as long as the layer, and nothing else uses it.
         let layer = unsafe { KvLayer::new(memory.address(), BLOCKS, shape) };
-        let scales = scope.upload([2, self.kv_heads], &numbers.scales)?;
-        let positions = scope.upload([self.axes.count(), TOKENS], &numbers.positions)?;
-        let frequencies = scope.upload([self.pairs], &numbers.frequencies)?;
-        let slots = scope.upload([TOKENS], &numbers.slots)?;
-        let [query, key] = &numbers.norms;
+        let scales = scope.upload([2, self.kv_heads], &inputs.scales)?;
+        let positions = scope.upload([self.axes.count(), TOKENS], &inputs.positions)?;
+        let frequencies = scope.upload([self.pairs], &inputs.frequencies)?;
+        let slots = scope.upload([TOKENS], &inputs.slots)?;
+        let [query, key] = &inputs.norms;
         let norms = HeadNorms {
             query: narrowed(scope, [self.head_dim], activation, query)?,
             key: narrowed(scope, [self.head_dim], activation, key)?,
@@ -140,7 +140,7 @@ impl RotaryKv {
             unsafe { Tensor::persistent(memory.address(), [TOKENS * 2 * self.kv_heads * self.head_dim], dtype) };
         let cached = if self.is_fp8 {
             let codes: Vec<E4m3> = scope.download(&cache)?;
-            let scale = |at: usize| numbers.scales[at / (BLOCK_TOKENS * self.head_dim) % numbers.scales.len()];
+            let scale = |at: usize| inputs.scales[at / (BLOCK_TOKENS * self.head_dim) % inputs.scales.len()];
             codes.into_iter().enumerate().map(|(at, code)| code.to_f32() * scale(at)).collect()
         } else {
             floats(scope, &cache)?
@@ -151,23 +151,23 @@ impl RotaryKv {
     pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
         let RotaryKv { heads, kv_heads, head_dim, .. } = *self;
         let rows = Wide::new(activation, TOKENS, self.columns(), random);
-        let numbers = self.numbers(random);
-        let norms = numbers.norms.each_ref().map(|norm| rounded(activation, norm));
+        let inputs = self.inputs(random);
+        let norms = inputs.norms.each_ref().map(|norm| rounded(activation, norm));
         let rotated: Vec<Vec<f64>> = (0..TOKENS)
             .map(|token| {
                 let row = rows.row(token);
-                let head = |at: usize| self.turn(token, at, &row[at * head_dim..][..head_dim], &numbers, &norms);
+                let head = |at: usize| self.turn(token, at, &row[at * head_dim..][..head_dim], &inputs, &norms);
                 (0..heads + 2 * kv_heads).flat_map(head).collect()
             })
             .collect();
         let mut cache = vec![f64::NAN; TOKENS * 2 * kv_heads * head_dim];
-        for (token, slot) in numbers.slots.iter().enumerate() {
+        for (token, slot) in inputs.slots.iter().enumerate() {
             let (block, place) = (*slot as usize / BLOCK_TOKENS, *slot as usize % BLOCK_TOKENS);
             for at in 0..2 * kv_heads {
                 let vector = &rotated[token][(heads + at) * head_dim..][..head_dim];
                 // Numbers beyond the largest E4M3 number become that number.
                 let most =
-                    if self.is_fp8 { f64::from(E4m3::MAX) * f64::from(numbers.scales[at]) } else { f64::INFINITY };
+                    if self.is_fp8 { f64::from(E4m3::MAX) * f64::from(inputs.scales[at]) } else { f64::INFINITY };
                 cache[((block * 2 * kv_heads + at) * BLOCK_TOKENS + place) * head_dim..][..head_dim]
                     .iter_mut()
                     .zip(vector)
@@ -178,7 +178,7 @@ impl RotaryKv {
     }
 
     /// The expected head `at` of a token's row.
-    fn turn(&self, token: usize, at: usize, x: &[f64], numbers: &Numbers, norms: &[Vec<f64>; 2]) -> Vec<f64> {
+    fn turn(&self, token: usize, at: usize, x: &[f64], inputs: &Inputs, norms: &[Vec<f64>; 2]) -> Vec<f64> {
         if at >= self.heads + self.kv_heads {
             return x.to_vec();
         }
@@ -192,9 +192,9 @@ impl RotaryKv {
         }
         let (half, axes) = (self.pairs, self.axes.of_pairs(self.pairs));
         let angle = |pair: usize| {
-            let position = numbers.positions[axes[pair] * TOKENS + token];
+            let position = inputs.positions[axes[pair] * TOKENS + token];
             // The angle is rounded to f32, as it is in the models.
-            f64::from(position as f32 * numbers.frequencies[pair])
+            f64::from(position as f32 * inputs.frequencies[pair])
         };
         let left = (0..half).map(|pair| x[pair] * angle(pair).cos() - x[pair + half] * angle(pair).sin());
         let right = (0..half).map(|pair| x[pair + half] * angle(pair).cos() + x[pair] * angle(pair).sin());

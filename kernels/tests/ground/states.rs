@@ -49,7 +49,7 @@ pub enum Of {
 }
 
 /// The rows and the slots of one sequence.
-struct Place {
+struct SequenceSlots {
     rows: Range<usize>,
     context: usize,
     read: u32,
@@ -61,7 +61,7 @@ struct Place {
 const SHORT: usize = 4;
 
 /// Random inputs other than the rows, drawn before the rows.
-struct Numbers {
+struct Inputs {
     weight: Vec<f32>,    // [channels, taps]
     log_decay: Vec<f32>, // [value_heads]
     bias: Vec<f32>,      // [value_heads]
@@ -178,25 +178,25 @@ impl Step {
 
     /// The rows and slots of each sequence, and the number of slots. Every second sequence writes
     /// the slot that it reads. One slot is neither read nor written.
-    fn places(&self) -> (Vec<Place>, usize) {
+    fn sequences(&self) -> (Vec<SequenceSlots>, usize) {
         let slots = self.sequences.iter().map(|(.., snapshots)| 2 + snapshots.len()).sum::<usize>() + 1;
         let mut free = Random::new(11).shuffled(slots).into_iter();
         let mut next = || free.next().expect("there is a slot for each");
         let mut row = 0;
-        let place = |(index, (rows, context, snapshots)): (usize, &Rows)| {
+        let sequence = |(index, (rows, context, snapshots)): (usize, &Rows)| {
             let rows = row..row + rows;
             row = rows.end;
             let (read, other) = (next(), next());
             let write = if *context == 0 { NO_STATE } else { [read, other][index % 2] };
             let snapshots = snapshots.iter().map(|after| (*after, next())).collect();
-            Place { rows, context: *context, read, write, snapshots }
+            SequenceSlots { rows, context: *context, read, write, snapshots }
         };
-        (self.sequences.iter().enumerate().map(place).collect(), slots)
+        (self.sequences.iter().enumerate().map(sequence).collect(), slots)
     }
 
-    fn numbers(&self, slots: usize, random: &mut Random) -> Numbers {
+    fn inputs(&self, slots: usize, random: &mut Random) -> Inputs {
         let kept = self.taps - 1;
-        Numbers {
+        Inputs {
             weight: random.floats(self.channels() * self.taps),
             log_decay: random.floats(self.value_heads).iter().map(|x| x + self.rate).collect(),
             bias: random.floats(self.value_heads),
@@ -206,9 +206,9 @@ impl Step {
     }
 
     /// The bytes of all slots as words. Bytes between the parts of a slot are zeros.
-    fn image(&self, activation: DType, numbers: &Numbers) -> Vec<f32> {
+    fn image(&self, activation: DType, inputs: &Inputs) -> Vec<f32> {
         let kept = (self.taps - 1) * self.channels();
-        let slots = numbers.conv.chunks(kept).zip(numbers.matrices.chunks(self.elements()));
+        let slots = inputs.conv.chunks(kept).zip(inputs.matrices.chunks(self.elements()));
         let slot = |(conv, matrices): (&[f32], &[f32])| -> Vec<u8> {
             let mut bytes = stored(activation, conv);
             bytes.resize(self.matrices_at(activation), 0);
@@ -236,29 +236,29 @@ impl Step {
 
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let activation = scope.target().activation();
-        let (places, slots) = self.places();
-        let numbers = self.numbers(slots, random);
-        let image = self.image(activation, &numbers);
+        let (sequences, slots) = self.sequences();
+        let inputs = self.inputs(slots, random);
+        let image = self.image(activation, &inputs);
         let memory = scope.upload([image.len()], &image)?;
         // SAFETY: the memory lives as long as the layer, and nothing else uses it.
         let layer = unsafe { StateLayer::new(memory.address(), slots, self.shape(activation)) };
-        let sequences = uploaded(scope, &places)?;
+        let sequences = uploaded(scope, &sequences)?;
         let rows = self.rows();
         let x = wide(scope, rows, self.channels(), random)?;
         let mut found = if self.of == Of::Conv {
-            let weight = narrowed(scope, [self.channels(), self.taps], activation, &numbers.weight)?;
+            let weight = narrowed(scope, [self.channels(), self.taps], activation, &inputs.weight)?;
             floats(scope, &scope.causal_conv(&inside(&x), &weight, &layer, &sequences)?)?
         } else {
             let [update, decay] = [(); 2].map(|()| wide(scope, rows, self.value_heads, random));
             let (update, decay) = (update?, decay?);
-            let inputs = DeltaInputs {
+            let operands = DeltaInputs {
                 qkv: &inside(&x),
                 update: &inside(&update),
                 decay: &inside(&decay),
-                log_decay: &scope.upload([self.value_heads], &numbers.log_decay)?,
-                bias: &scope.upload([self.value_heads], &numbers.bias)?,
+                log_decay: &scope.upload([self.value_heads], &inputs.log_decay)?,
+                bias: &scope.upload([self.value_heads], &inputs.bias)?,
             };
-            floats(scope, &scope.gated_delta(&inputs, &layer, &sequences)?)?
+            floats(scope, &scope.gated_delta(&operands, &layer, &sequences)?)?
         };
         if self.of == Of::DeltaStates {
             found.clear();
@@ -268,14 +268,14 @@ impl Step {
     }
 
     pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
-        let (places, slots) = self.places();
-        let numbers = self.numbers(slots, random);
+        let (sequences, slots) = self.sequences();
+        let inputs = self.inputs(slots, random);
         let x = Wide::new(activation, self.rows(), self.channels(), random);
         let (mut out, states) = if self.of == Of::Conv {
-            self.convolved(activation, &places, &numbers, &x)
+            self.convolved(activation, &sequences, &inputs, &x)
         } else {
             let gates = [(); 2].map(|()| Wide::new(activation, self.rows(), self.value_heads, random));
-            self.by_delta_rule(&places, &numbers, &x, &gates)
+            self.by_delta_rule(&sequences, &inputs, &x, &gates)
         };
         if self.of == Of::DeltaStates {
             out.clear();
@@ -285,23 +285,29 @@ impl Step {
     }
 
     /// The convolution's output and the states after it.
-    fn convolved(&self, activation: DType, places: &[Place], numbers: &Numbers, x: &Wide) -> (Vec<f64>, Vec<f64>) {
+    fn convolved(
+        &self,
+        activation: DType,
+        sequences: &[SequenceSlots],
+        inputs: &Inputs,
+        x: &Wide,
+    ) -> (Vec<f64>, Vec<f64>) {
         let (channels, taps, kept) = (self.channels(), self.taps, self.taps - 1);
-        let (weight, before) = (rounded(activation, &numbers.weight), rounded(activation, &numbers.conv));
+        let (weight, before) = (rounded(activation, &inputs.weight), rounded(activation, &inputs.conv));
         let (mut out, mut states) = (vec![0.0; self.rows() * channels], before.clone());
-        for place in places.iter().filter(|place| place.context > 0) {
+        for sequence in sequences.iter().filter(|sequence| sequence.context > 0) {
             // Input number `at`, counted from the oldest input in the state.
             let input = |at: usize, channel: usize| match at.checked_sub(kept) {
-                Some(row) => x.at(place.rows.start + row, channel),
-                None if place.context == place.rows.len() => 0.0,
-                None => before[(place.read as usize * kept + at) * channels + channel],
+                Some(row) => x.at(sequence.rows.start + row, channel),
+                None if sequence.context == sequence.rows.len() => 0.0,
+                None => before[(sequence.read as usize * kept + at) * channels + channel],
             };
-            for row in 0..place.rows.len() {
+            for row in 0..sequence.rows.len() {
                 for channel in 0..channels {
                     let y: f64 = (0..taps).map(|tap| weight[channel * taps + tap] * input(row + tap, channel)).sum();
-                    out[(place.rows.start + row) * channels + channel] = y / (1.0 + (-y).exp());
+                    out[(sequence.rows.start + row) * channels + channel] = y / (1.0 + (-y).exp());
                 }
-                for slot in place.slots_after(row) {
+                for slot in sequence.slots_after(row) {
                     for (at, channel) in (0..kept).flat_map(|at| (0..channels).map(move |channel| (at, channel))) {
                         states[(slot as usize * kept + at) * channels + channel] = input(row + 1 + at, channel);
                     }
@@ -314,34 +320,35 @@ impl Step {
     /// The output of the gated delta rule and the states after it.
     fn by_delta_rule(
         &self,
-        places: &[Place],
-        numbers: &Numbers,
+        sequences: &[SequenceSlots],
+        inputs: &Inputs,
         x: &Wide,
         [update, decay]: &[Wide; 2],
     ) -> (Vec<f64>, Vec<f64>) {
         let Step { key_heads, value_heads, key_dim, value_dim, .. } = *self;
         let size = value_dim * key_dim;
-        let before = rounded(self.state_dtype.dtype(), &numbers.matrices);
+        let before = rounded(self.state_dtype.dtype(), &inputs.matrices);
         let (mut out, mut states) = (vec![0.0; self.rows() * value_heads * value_dim], before.clone());
         let unit = |row: usize, first: usize| -> Vec<f64> {
             let x: Vec<f64> = (first..first + key_dim).map(|column| x.at(row, column)).collect();
             let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
             x.into_iter().map(|x| x / length).collect()
         };
-        for (place, head) in places.iter().flat_map(|place| (0..value_heads).map(move |head| (place, head))) {
-            if place.context == 0 {
+        for (sequence, head) in sequences.iter().flat_map(|sequence| (0..value_heads).map(move |head| (sequence, head)))
+        {
+            if sequence.context == 0 {
                 continue;
             }
             let at = |slot: u32| (slot as usize * value_heads + head) * size;
             let mut state = vec![0.0; size];
-            if place.context > place.rows.len() {
-                state.copy_from_slice(&before[at(place.read)..][..size]);
+            if sequence.context > sequence.rows.len() {
+                state.copy_from_slice(&before[at(sequence.read)..][..size]);
             }
-            for row in place.rows.clone() {
+            for row in sequence.rows.clone() {
                 let of_key = head / (value_heads / key_heads) * key_dim;
                 let (q, k) = (unit(row, of_key), unit(row, key_heads * key_dim + of_key));
-                let softplus = (1.0 + (decay.at(row, head) + f64::from(numbers.bias[head])).exp()).ln();
-                let kept = (-f64::from(numbers.log_decay[head]).exp() * softplus).exp();
+                let softplus = (1.0 + (decay.at(row, head) + f64::from(inputs.bias[head])).exp()).ln();
+                let kept = (-f64::from(inputs.log_decay[head]).exp() * softplus).exp();
                 let strength = 1.0 / (1.0 + (-update.at(row, head)).exp());
                 for (column, state) in state.chunks_mut(key_dim).enumerate() {
                     let v = x.at(row, 2 * key_heads * key_dim + head * value_dim + column);
@@ -351,7 +358,7 @@ impl Step {
                     let read: f64 = state.iter().zip(&q).map(|(state, q)| state * q).sum();
                     out[(row * value_heads + head) * value_dim + column] = read * (key_dim as f64).powf(-0.5);
                 }
-                for slot in place.slots_after(row - place.rows.start) {
+                for slot in sequence.slots_after(row - sequence.rows.start) {
                     states[at(slot)..][..size].copy_from_slice(&state);
                 }
             }
@@ -360,7 +367,7 @@ impl Step {
     }
 }
 
-impl Place {
+impl SequenceSlots {
     /// The slots to which the state is written after row `row` of the sequence.
     fn slots_after(&self, row: usize) -> impl Iterator<Item = u32> {
         let taken = self.snapshots.iter().filter(move |(after, _)| *after == row + 1).map(|(_, slot)| *slot);
@@ -368,22 +375,26 @@ impl Place {
     }
 }
 
-fn uploaded<'s, B: Backend>(scope: &'s Scope<'_, B>, places: &[Place]) -> Result<StateSequences<'s>, KernelError> {
-    let lengths: Vec<usize> = places.iter().map(|place| place.rows.len()).collect();
-    let list = |of: fn(&Place) -> u32| scope.upload([places.len()], &places.iter().map(of).collect::<Vec<_>>());
+fn uploaded<'s, B: Backend>(
+    scope: &'s Scope<'_, B>,
+    sequences: &[SequenceSlots],
+) -> Result<StateSequences<'s>, KernelError> {
+    let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.rows.len()).collect();
+    let list =
+        |of: fn(&SequenceSlots) -> u32| scope.upload([sequences.len()], &sequences.iter().map(of).collect::<Vec<_>>());
     let snapshots = |of: fn(&(usize, u32)) -> u32, none: u32| {
-        let of_place = |place: &Place| {
+        let of_sequence = |sequence: &SequenceSlots| {
             let mut row = [none; SNAPSHOTS];
-            row.iter_mut().zip(&place.snapshots).for_each(|(to, snapshot)| *to = of(snapshot));
+            row.iter_mut().zip(&sequence.snapshots).for_each(|(to, snapshot)| *to = of(snapshot));
             row
         };
-        scope.upload([places.len(), SNAPSHOTS], &places.iter().flat_map(of_place).collect::<Vec<_>>())
+        scope.upload([sequences.len(), SNAPSHOTS], &sequences.iter().flat_map(of_sequence).collect::<Vec<_>>())
     };
     Ok(StateSequences {
-        query_starts: scope.upload([places.len() + 1], &starts(0, &lengths))?,
-        context_lengths: list(|place| place.context as u32)?,
-        reads: list(|place| place.read)?,
-        writes: list(|place| place.write)?,
+        query_starts: scope.upload([sequences.len() + 1], &starts(0, &lengths))?,
+        context_lengths: list(|sequence| sequence.context as u32)?,
+        reads: list(|sequence| sequence.read)?,
+        writes: list(|sequence| sequence.write)?,
         snapshot_rows: snapshots(|(rows, _)| *rows as u32, 0)?,
         snapshot_slots: snapshots(|(_, slot)| *slot, NO_STATE)?,
         single_rows: lengths.iter().take_while(|rows| **rows == 1).count(),
@@ -417,7 +428,8 @@ pub fn divided<B: Backend>(scope: &Scope<'_, B>, stored: DType, cuts: &[usize]) 
     let mut out = Vec::new();
     for bounds in cuts.windows(2) {
         let pass = scope.scope();
-        let place = Place { rows: bounds[0]..bounds[1], context: bounds[1], read: 0, write: 0, snapshots: vec![] };
+        let sequence =
+            SequenceSlots { rows: bounds[0]..bounds[1], context: bounds[1], read: 0, write: 0, snapshots: vec![] };
         let some = |numbers: &[f32], columns: usize| {
             narrowed(
                 &pass,
@@ -433,7 +445,7 @@ pub fn divided<B: Backend>(scope: &Scope<'_, B>, stored: DType, cuts: &[usize]) 
             log_decay: &pass.upload([heads], &vec![step.rate; heads])?,
             bias: &pass.upload([heads], &vec![0.5f32; heads])?,
         };
-        out.extend(floats(&pass, &pass.gated_delta(&inputs, &layer, &uploaded(&pass, &[place])?)?)?);
+        out.extend(floats(&pass, &pass.gated_delta(&inputs, &layer, &uploaded(&pass, &[sequence])?)?)?);
     }
     Ok(out)
 }

@@ -111,7 +111,7 @@ impl Prompt {
 }
 
 /// The rows of a sequence in a step.
-struct Share<'a> {
+struct SequenceRows<'a> {
     prompt: &'a Prompt,
     tokens: Range<usize>,
     read: u32,
@@ -120,44 +120,47 @@ struct Share<'a> {
     snapshots: Vec<(usize, u32)>,
 }
 
-impl<'a> Share<'a> {
+impl<'a> SequenceRows<'a> {
     /// Tokens of a sequence whose state is read from and written to one slot.
     fn of(prompt: &'a Prompt, tokens: Range<usize>, slot: u32) -> Self {
-        Share { prompt, tokens, read: slot, write: slot, snapshots: Vec::new() }
+        SequenceRows { prompt, tokens, read: slot, write: slot, snapshots: Vec::new() }
     }
 }
 
-/// Runs one step and returns the output of each share, `[tokens, OUT]`.
+/// Runs one step and returns the output of each sequence, `[tokens, OUT]`.
 fn step(
     scope: &Scope<'_, Cpu>,
     layer: &StateLayer,
     weights: &Weights,
-    shares: &[Share<'_>],
+    sequences: &[SequenceRows<'_>],
 ) -> Result<Vec<Vec<f32>>, KernelError> {
     let pass = scope.scope();
-    let rows: usize = shares.iter().map(|share| share.tokens.len()).sum();
+    let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
     let gather = |of: fn(&Prompt) -> &Vec<f32>, columns: usize| -> Vec<f32> {
-        let part =
-            |share: &Share<'_>| of(share.prompt)[share.tokens.start * columns..share.tokens.end * columns].to_vec();
-        shares.iter().flat_map(part).collect()
+        let part = |sequence: &SequenceRows<'_>| {
+            of(sequence.prompt)[sequence.tokens.start * columns..sequence.tokens.end * columns].to_vec()
+        };
+        sequences.iter().flat_map(part).collect()
     };
     let mut starts = vec![0u32];
-    shares.iter().for_each(|share| starts.push(starts[starts.len() - 1] + share.tokens.len() as u32));
-    let list = |of: fn(&Share<'_>) -> u32| pass.upload([shares.len()], &shares.iter().map(of).collect::<Vec<u32>>());
-    let snapshots = |of: fn(&Share<'_>, (usize, u32)) -> u32, none: u32| {
-        let of_share = |share: &Share<'_>| {
+    sequences.iter().for_each(|sequence| starts.push(starts[starts.len() - 1] + sequence.tokens.len() as u32));
+    let list = |of: fn(&SequenceRows<'_>) -> u32| {
+        pass.upload([sequences.len()], &sequences.iter().map(of).collect::<Vec<u32>>())
+    };
+    let snapshots = |of: fn(&SequenceRows<'_>, (usize, u32)) -> u32, none: u32| {
+        let of_sequence = |sequence: &SequenceRows<'_>| {
             let mut row = [none; SNAPSHOTS];
-            row.iter_mut().zip(&share.snapshots).for_each(|(to, snapshot)| *to = of(share, *snapshot));
+            row.iter_mut().zip(&sequence.snapshots).for_each(|(to, snapshot)| *to = of(sequence, *snapshot));
             row
         };
-        pass.upload([shares.len(), SNAPSHOTS], &shares.iter().flat_map(of_share).collect::<Vec<u32>>())
+        pass.upload([sequences.len(), SNAPSHOTS], &sequences.iter().flat_map(of_sequence).collect::<Vec<u32>>())
     };
     let sequences = StateSequences {
         query_starts: pass.upload([starts.len()], &starts)?,
-        context_lengths: list(|share| share.tokens.end as u32)?,
-        reads: list(|share| share.read)?,
-        writes: list(|share| share.write)?,
-        snapshot_rows: snapshots(|share, (tokens, _)| (tokens - share.tokens.start) as u32, 0)?,
+        context_lengths: list(|sequence| sequence.tokens.end as u32)?,
+        reads: list(|sequence| sequence.read)?,
+        writes: list(|sequence| sequence.write)?,
+        snapshot_rows: snapshots(|sequence, (tokens, _)| (tokens - sequence.tokens.start) as u32, 0)?,
         snapshot_slots: snapshots(|_, (_, slot)| slot, NO_STATE)?,
         single_rows: 0,
         short_sequences: 0,
@@ -197,7 +200,8 @@ fn with_state_dtype<T>(
 
 /// The output for a whole prompt in one step.
 fn whole(weights: &Weights, prompt: &Prompt) -> Vec<f32> {
-    with_layer(1, |scope, layer| step(scope, layer, weights, &[Share::of(prompt, 0..prompt.tokens, 3)])).remove(0)
+    with_layer(1, |scope, layer| step(scope, layer, weights, &[SequenceRows::of(prompt, 0..prompt.tokens, 3)]))
+        .remove(0)
 }
 
 #[test]
@@ -233,7 +237,7 @@ fn the_error_of_bf16_states_is_bounded() {
         let expected = prompt.expected(&weights);
         let error = |dtype: StateDtype| {
             let found = with_state_dtype(dtype, 1, |scope, layer| {
-                let each = |token| step(scope, layer, &weights, &[Share::of(&prompt, token..token + 1, 3)]);
+                let each = |token| step(scope, layer, &weights, &[SequenceRows::of(&prompt, token..token + 1, 3)]);
                 (0..prompt.tokens).map(|token| Ok(each(token)?.remove(0))).collect::<Result<Vec<_>, KernelError>>()
             });
             let found = found.concat();
@@ -258,8 +262,9 @@ fn chunking_and_batching_do_not_change_the_bits_of_states() {
             let (mut found, mut of_neighbour) = (Vec::new(), Vec::new());
             for (index, bounds) in cuts.windows(2).enumerate() {
                 let neighbour = 20 * index..20 * (index + 1);
-                let shares = [Share::of(&other, neighbour, 5), Share::of(&prompt, bounds[0]..bounds[1], 9)];
-                let parts = step(scope, layer, &weights, &shares)?;
+                let sequences =
+                    [SequenceRows::of(&other, neighbour, 5), SequenceRows::of(&prompt, bounds[0]..bounds[1], 9)];
+                let parts = step(scope, layer, &weights, &sequences)?;
                 of_neighbour.extend_from_slice(&parts[0]);
                 found.extend_from_slice(&parts[1]);
             }
@@ -275,14 +280,14 @@ fn a_sequence_resumes_from_a_snapshot_taken_inside_a_step() {
     let (weights, prompt) = (Weights::new(-2.0), Prompt::new(1, 200));
     let alone = whole(&weights, &prompt);
     with_layer(2, |scope, layer| {
-        let first = Share { snapshots: vec![(64, 1), (130, 2)], ..Share::of(&prompt, 0..170, 0) };
+        let first = SequenceRows { snapshots: vec![(64, 1), (130, 2)], ..SequenceRows::of(&prompt, 0..170, 0) };
         assert!(
             step(scope, layer, &weights, &[first])?[0] == alone[..170 * OUT],
             "taking snapshots does not change the result"
         );
         // Two sequences resume from one snapshot and write to separate slots, and a third sequence
         // resumes from the other snapshot.
-        let resume = |from: usize, read, write| Share { read, ..Share::of(&prompt, from..200, write) };
+        let resume = |from: usize, read, write| SequenceRows { read, ..SequenceRows::of(&prompt, from..200, write) };
         let parts = step(scope, layer, &weights, &[resume(64, 1, 3), resume(130, 2, 4), resume(64, 1, 5)])?;
         assert!(parts[0] == alone[64 * OUT..] && parts[1] == alone[130 * OUT..] && parts[2] == parts[0]);
         // The snapshots themselves are unchanged, and a sequence may also continue in the slot of a
@@ -329,7 +334,7 @@ fn more_one_row_sequences_than_rows_are_refused() {
 fn padding_rows_give_zeros_and_change_no_state() {
     let (weights, prompt) = (Weights::new(-2.0), Prompt::new(1, 20));
     with_layer(1, |scope, layer| {
-        step(scope, layer, &weights, &[Share::of(&prompt, 0..10, 0)])?;
+        step(scope, layer, &weights, &[SequenceRows::of(&prompt, 0..10, 0)])?;
         let pass = scope.scope();
         let sequences = one_token_and_padding(&pass)?;
         let (row, width) = (&prompt.x[10 * SHAPE.channels..][..SHAPE.channels], SHAPE.channels);
@@ -346,9 +351,9 @@ fn padding_rows_give_zeros_and_change_no_state() {
 fn a_slot_that_another_sequence_overwrites_is_refused() {
     let (weights, prompt) = (Weights::new(-2.0), Prompt::new(1, 20));
     with_layer(1, |scope, layer| {
-        step(scope, layer, &weights, &[Share::of(&prompt, 0..10, 0)])?;
-        let other = Share { read: 0, ..Share::of(&prompt, 10..20, 1) };
-        step(scope, layer, &weights, &[other, Share::of(&prompt, 0..5, 0)])
+        step(scope, layer, &weights, &[SequenceRows::of(&prompt, 0..10, 0)])?;
+        let other = SequenceRows { read: 0, ..SequenceRows::of(&prompt, 10..20, 1) };
+        step(scope, layer, &weights, &[other, SequenceRows::of(&prompt, 0..5, 0)])
     });
 }
 

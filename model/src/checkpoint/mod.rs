@@ -37,4 +37,4 @@ pub use random_tensor::RandomTensor;
 pub use stored::{BlockType, Stored, TensorType};
 pub use tensor_index::TensorIndex;
 pub use tensor_info::TensorInfo;
-pub(crate) use tensor_info::{Change, Order};
+pub(crate) use tensor_info::{Change, ElementOrder};

@@ -12,7 +12,7 @@ use safetensors::tensor::Metadata;
 
 use super::error::CheckpointError;
 use super::stored::{Stored, TensorType};
-use super::tensor_info::{Change, Order, TensorInfo};
+use super::tensor_info::{Change, ElementOrder, TensorInfo};
 
 /// Bytes before the header of a safetensors file: the header's length as a little-endian u64.
 const LENGTH_BYTES: usize = 8;
@@ -45,9 +45,9 @@ pub(super) struct StoredTensor {
 /// format and is read unchanged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
-    pub order: Order,
+    pub order: ElementOrder,
     pub change: Change,
-    /// Byte range of a second tensor, for [`Order::Interleaved`].
+    /// Byte range of a second tensor, for [`ElementOrder::Interleaved`].
     pub second: Range<usize>,
 }
 

@@ -22,7 +22,7 @@ const NEAREST_MAX: usize = 3;
 #[derive(Debug)]
 pub struct TensorIndex {
     shards: Vec<Shard>,
-    places: BTreeMap<String, Place>,
+    locations: BTreeMap<String, TensorLocation>,
     /// The parts of packed weights, with their indices in `shards`.
     parts: BTreeMap<String, usize>,
     /// Settings for drawing tensors; `None` if there are shards.
@@ -31,7 +31,7 @@ pub struct TensorIndex {
 
 /// The location of a tensor.
 #[derive(Debug)]
-enum Place {
+enum TensorLocation {
     /// The index of the shard that has the tensor.
     Shard(usize),
     /// A packed weight, which consists of several tensors.
@@ -101,10 +101,10 @@ impl TensorIndex {
         }
     }
 
-    /// The index over `shards`. `places` has the index of each tensor's shard.
-    fn new(shards: Vec<Shard>, places: BTreeMap<String, usize>) -> Self {
-        let places = places.into_iter().map(|(name, shard)| (name, Place::Shard(shard))).collect();
-        TensorIndex { shards, places, parts: BTreeMap::new(), drawn: None }
+    /// The index over `shards`. `locations` has the index of each tensor's shard.
+    fn new(shards: Vec<Shard>, locations: BTreeMap<String, usize>) -> Self {
+        let locations = locations.into_iter().map(|(name, shard)| (name, TensorLocation::Shard(shard))).collect();
+        TensorIndex { shards, locations, parts: BTreeMap::new(), drawn: None }
     }
 
     /// The same index, with each packed weight as one tensor `module.weight` in place of its parts.
@@ -135,7 +135,7 @@ impl TensorIndex {
             };
             let parts = PackedParts::find(&module, scheme, |name| self.raw(name))?;
             for name in parts.names() {
-                if let Some(Place::Shard(shard)) = self.places.remove(name) {
+                if let Some(TensorLocation::Shard(shard)) = self.locations.remove(name) {
                     self.parts.insert(name.to_owned(), shard);
                 }
             }
@@ -143,15 +143,15 @@ impl TensorIndex {
             if self.contains(&weight) {
                 return Err(CheckpointError::PackedTwice { packed, weight, module: module.name });
             }
-            self.places.insert(weight, Place::Packed(Box::new(parts)));
+            self.locations.insert(weight, TensorLocation::Packed(Box::new(parts)));
         }
         Ok(self)
     }
 
     /// A tensor as it is in its file, of any type.
     fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
-        let shard = match self.places.get(name) {
-            Some(Place::Shard(shard)) => shard,
+        let shard = match self.locations.get(name) {
+            Some(TensorLocation::Shard(shard)) => shard,
             _ => self.parts.get(name)?,
         };
         self.shards[*shard].raw(name)
@@ -164,8 +164,8 @@ impl TensorIndex {
     /// The index over shards that have no tensor in common.
     fn of_distinct(shards: Vec<Shard>) -> Self {
         let names = shards.iter().zip(0..).flat_map(|(shard, at)| shard.names().map(move |name| (name.to_owned(), at)));
-        let places = names.collect();
-        TensorIndex::new(shards, places)
+        let locations = names.collect();
+        TensorIndex::new(shards, locations)
     }
 
     fn open_shards(source: &CheckpointSource, index: &IndexFile, format: Format) -> Result<Self, CheckpointError> {
@@ -185,7 +185,7 @@ impl TensorIndex {
         format: Format,
         belongs: impl Fn(&str, &str) -> bool,
     ) -> Result<Self, CheckpointError> {
-        let (mut shards, mut places) = (Vec::new(), BTreeMap::new());
+        let (mut shards, mut locations) = (Vec::new(), BTreeMap::new());
         for file in files {
             let shard = open(source, file, format)?.ok_or_else(|| CheckpointError::MissingShard {
                 place: source.place(),
@@ -193,14 +193,14 @@ impl TensorIndex {
                 shards: files.len(),
             })?;
             for tensor in shard.names().map(str::to_owned) {
-                if !belongs(&tensor, file) || places.contains_key(&tensor) {
+                if !belongs(&tensor, file) || locations.contains_key(&tensor) {
                     return Err(CheckpointError::Inconsistent { tensor, file: file.clone() });
                 }
-                places.insert(tensor, shards.len());
+                locations.insert(tensor, shards.len());
             }
             shards.push(shard);
         }
-        Ok(TensorIndex::new(shards, places))
+        Ok(TensorIndex::new(shards, locations))
     }
 
     /// A tensor by its name.
@@ -210,9 +210,9 @@ impl TensorIndex {
     /// [`CheckpointError::BlockType`].
     pub fn tensor(&self, name: &str) -> Result<TensorInfo<'_>, CheckpointError> {
         let missing = || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
-        match self.places.get(name).ok_or_else(missing)? {
-            Place::Shard(shard) => self.shards[*shard].tensor(name).ok_or_else(missing)?,
-            Place::Packed(parts) => {
+        match self.locations.get(name).ok_or_else(missing)? {
+            TensorLocation::Shard(shard) => self.shards[*shard].tensor(name).ok_or_else(missing)?,
+            TensorLocation::Packed(parts) => {
                 let matrix = parts.matrix(|name| self.raw(name).expect("the parts were found"));
                 Ok(TensorInfo::of_packed(matrix, &parts.shape))
             }
@@ -234,24 +234,24 @@ impl TensorIndex {
 
     /// Whether the index has a tensor with this name. The parts of a packed weight do not count.
     pub fn contains(&self, name: &str) -> bool {
-        self.places.contains_key(name)
+        self.locations.contains_key(name)
     }
 
     /// The first scale of the packed weight `name` that is not valid: the name of its tensor, its
     /// value, and what is expected. `None` if all scales are valid, or the tensor is not packed.
     pub fn bad_scale(&self, name: &str) -> Option<(String, f32, &'static str)> {
-        let Place::Packed(parts) = self.places.get(name)? else { return None };
+        let TensorLocation::Packed(parts) = self.locations.get(name)? else { return None };
         parts.bad_scale(|name| self.raw(name).expect("the parts were found"))
     }
 
     /// Whether the tensor with this name is a packed weight.
     pub fn is_packed(&self, name: &str) -> bool {
-        matches!(self.places.get(name), Some(Place::Packed(_)))
+        matches!(self.locations.get(name), Some(TensorLocation::Packed(_)))
     }
 
     /// The sorted names of all tensors.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        self.locations.keys().map(String::as_str)
     }
 
     /// The files, sorted by name.

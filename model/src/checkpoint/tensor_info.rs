@@ -20,9 +20,9 @@ pub struct TensorInfo<'a> {
     /// The stored elements, little-endian, row-major. Not aligned. A part of a reordered or packed
     /// tensor, and a part that cuts blocks, have the bytes of the whole tensor.
     pub bytes: &'a [u8],
-    /// The elements of a second tensor, for [`Order::Interleaved`]; empty for other orders.
+    /// The elements of a second tensor, for [`ElementOrder::Interleaved`]; empty for other orders.
     pub(super) second: &'a [u8],
-    pub(super) order: Order,
+    pub(super) order: ElementOrder,
     pub(super) change: Change,
     /// Bytes from the start of a stored row to the start of the next stored row.
     pub(super) pitch: usize,
@@ -34,7 +34,7 @@ pub struct TensorInfo<'a> {
 
 /// The order of a tensor's elements in its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ElementOrder {
     /// The order of the model.
     #[default]
     Model,
@@ -93,14 +93,14 @@ impl<'a> TensorInfo<'a> {
     /// matrix.
     pub(crate) fn of_packed(matrix: PackedMatrix<'a>, shape: &'a [usize]) -> Self {
         let (stored, bytes, pitch) = (Stored::Packed(matrix.scheme), matrix.words(), 0);
-        let (order, change, first, packed) = (Order::Model, Change::Unchanged, [0; 2], Some(matrix));
+        let (order, change, first, packed) = (ElementOrder::Model, Change::Unchanged, [0; 2], Some(matrix));
         TensorInfo { dtype: matrix.dtype(), stored, shape, bytes, second: &[], order, change, pitch, first, packed }
     }
 
     /// Whether `bytes` are the elements in the type and order of the model.
     pub fn is_in_place(&self) -> bool {
         self.stored == Stored::Plain(self.dtype)
-            && (self.order, self.change) == (Order::Model, Change::Unchanged)
+            && (self.order, self.change) == (ElementOrder::Model, Change::Unchanged)
             && self.bytes.len() == self.bytes_of(self.shape.iter().product())
     }
 
@@ -111,7 +111,7 @@ impl<'a> TensorInfo<'a> {
         'a: 'b,
     {
         let is_cut = [columns.first, columns.count].iter().any(|at| !at.is_multiple_of(self.stored.elements()));
-        if self.order != Order::Model || self.packed.is_some() || is_cut {
+        if self.order != ElementOrder::Model || self.packed.is_some() || is_cut {
             // A row of packed experts is a whole matrix.
             let of_row = self.packed.map_or(1, |packed| packed.shape[0] / rows.whole);
             let first = [self.first[0] + rows.first * of_row, self.first[1] + columns.first];
@@ -136,8 +136,8 @@ impl<'a> TensorInfo<'a> {
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
         let of_row = &self.bytes[self.stored_row(row) * self.pitch..];
         match self.order {
-            Order::TiledColumns(tiling) => &of_row[..self.bytes_of(tiling.end())],
-            Order::Interleaved(_) => &of_row[..self.pitch],
+            ElementOrder::TiledColumns(tiling) => &of_row[..self.bytes_of(tiling.end())],
+            ElementOrder::Interleaved(_) => &of_row[..self.pitch],
             _ => {
                 let end = (self.first[1] + self.rows().1).next_multiple_of(self.stored.elements());
                 &of_row[self.bytes_of(self.first[1])..self.bytes_of(end)]
@@ -150,12 +150,12 @@ impl<'a> TensorInfo<'a> {
         self.first[1] % self.stored.elements()
     }
 
-    /// The bytes of the row `row` of the second tensor, for [`Order::Interleaved`].
+    /// The bytes of the row `row` of the second tensor, for [`ElementOrder::Interleaved`].
     pub(crate) fn second_row_bytes(&self, row: usize) -> &'a [u8] {
         &self.second[self.stored_row(row) * self.pitch..][..self.pitch]
     }
 
-    pub(crate) fn order(&self) -> Order {
+    pub(crate) fn order(&self) -> ElementOrder {
         self.order
     }
 
@@ -178,7 +178,7 @@ impl<'a> TensorInfo<'a> {
     pub fn rows(&self) -> (usize, usize) {
         let rows = self.shape[0];
         match self.shape.len() {
-            1 if self.order == Order::Model => (1, rows),
+            1 if self.order == ElementOrder::Model => (1, rows),
             3 if self.packed.is_some() => (rows * self.shape[1], self.shape[2]),
             _ => (rows, self.shape[1..].iter().product()),
         }
@@ -190,12 +190,12 @@ impl<'a> TensorInfo<'a> {
     pub fn stored_row(&self, row: usize) -> usize {
         let row = self.first[0] + row;
         match self.order {
-            Order::PairedRows(of_head) => {
+            ElementOrder::PairedRows(of_head) => {
                 let (head, at) = (row / of_head, row % of_head);
                 head * of_head + at % (of_head / 2) * 2 + at / (of_head / 2)
             }
-            Order::TiledRows(tiling) => tiling.stored(row),
-            Order::Model | Order::TiledColumns(_) | Order::Interleaved(_) => row,
+            ElementOrder::TiledRows(tiling) => tiling.stored(row),
+            ElementOrder::Model | ElementOrder::TiledColumns(_) | ElementOrder::Interleaved(_) => row,
         }
     }
 }
@@ -209,7 +209,7 @@ impl<'a> TensorInfo<'a> {
         bytes: &'a [u8],
         (key_heads, values, width): (usize, usize, usize),
     ) -> Self {
-        let order = Order::TiledColumns(Tiling { before: 0, key_heads, values, width });
+        let order = ElementOrder::TiledColumns(Tiling { before: 0, key_heads, values, width });
         let (dtype, stored, change) = (TensorType::F32, Stored::Blocks(kind), Change::Unchanged);
         let pitch = bytes.len() / shape[0];
         TensorInfo { dtype, stored, shape, bytes, second: &[], order, change, pitch, first: [0; 2], packed: None }

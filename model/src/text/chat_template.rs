@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::error::{PrivateText, TextError};
 use super::final_turn::{ContinueError, FinalTurn};
-use super::message::{ContentForm, Formed, Message, Part, Role};
+use super::message::{ContentForm, ContentPart, Formed, Message, Role};
 use super::python_value::display;
 use super::reply_format::ReplyFormat;
 use super::special_guard::SpecialGuard;
@@ -287,7 +287,7 @@ impl ChatTemplate {
     /// Other templates concatenate strings, and either fail on a list of parts or print the list.
     pub fn knows_pictures(&self, placeholder: &str) -> bool {
         const TEXT: &str = "told";
-        let parts = Message { role: Role::User, content: vec![Part::Image, Part::Text(TEXT.to_owned())] };
+        let parts = Message { role: Role::User, content: vec![ContentPart::Image, ContentPart::Text(TEXT.to_owned())] };
         let rendered = self.render(&[parts], &TemplateInputs::default());
         rendered.is_ok_and(|text| text.contains(TEXT) && text.contains(placeholder))
     }

@@ -7,7 +7,7 @@
 
 use serde_json::{Value, json};
 
-use super::message::{Message, Part, Role};
+use super::message::{ContentPart, Message, Role};
 
 /// Rewrites messages. The system message describes `tools`, calls become `<tool_call>` in the
 /// model's text, and results become `<tool_response>` in user turns. Consecutive results share one
@@ -18,7 +18,7 @@ pub fn describe_tools(messages: &[Message], tools: &[Value]) -> Vec<Message> {
     for message in messages {
         match message.role {
             Role::Tool => match described.last_mut().filter(|last| is_of_results(last)) {
-                Some(results) => results.content.push(Part::Text(format!("\n{}", response(message)))),
+                Some(results) => results.content.push(ContentPart::Text(format!("\n{}", response(message)))),
                 None => described.push(Message::text(Role::User, response(message))),
             },
             _ => described.push(Message { role: message.role, content: content_of(message) }),
@@ -28,7 +28,7 @@ pub fn describe_tools(messages: &[Message], tools: &[Value]) -> Vec<Message> {
         return described;
     }
     match described.first_mut().filter(|first| first.role == Role::System) {
-        Some(system) => system.content.push(Part::Text(format!("\n\n{description}"))),
+        Some(system) => system.content.push(ContentPart::Text(format!("\n\n{description}"))),
         None => described.insert(0, Message::text(Role::System, description)),
     }
     described
@@ -57,14 +57,14 @@ fn is_of_results(message: &Message) -> bool {
 }
 
 /// The parts of a message, with calls converted to text.
-fn content_of(message: &Message) -> Vec<Part> {
+fn content_of(message: &Message) -> Vec<ContentPart> {
     let mut is_first = !message.texts().any(|text| !text.is_empty());
     let parts = message.content.iter().map(|part| match part {
-        Part::ToolCall(call) => {
+        ContentPart::ToolCall(call) => {
             let function = call.get("function").unwrap_or(call);
             let function = json!({"name": function["name"], "arguments": function["arguments"]});
             let line_break = if std::mem::take(&mut is_first) { "" } else { "\n" };
-            Part::Text(format!("{line_break}<tool_call>\n{function}\n</tool_call>"))
+            ContentPart::Text(format!("{line_break}<tool_call>\n{function}\n</tool_call>"))
         }
         part => part.clone(),
     });
@@ -79,13 +79,13 @@ mod tests {
     fn tools_extend_the_system_message_and_results_become_user_turns() {
         let tool = json!({"type": "function", "function": {"name": "clock"}});
         let call = |zone: &str| {
-            Part::ToolCall(
+            ContentPart::ToolCall(
                 json!({"id": "1", "type": "function", "function": {"name": "clock", "arguments": {"zone": zone}}}),
             )
         };
         let result = |text: &str| Message {
             role: Role::Tool,
-            content: vec![Part::ResultOf("1".to_owned()), Part::Text(text.to_owned())],
+            content: vec![ContentPart::ResultOf("1".to_owned()), ContentPart::Text(text.to_owned())],
         };
         let messages = [
             Message::text(Role::System, "Be brief."),

@@ -19,7 +19,7 @@ pub enum Role {
 
 /// A part of a message.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum ContentPart {
     /// Plain text. Names of special tokens inside this text do not become special tokens.
     Text(String),
     /// The position of a picture. The pictures themselves are passed separately from the messages,
@@ -55,29 +55,33 @@ const SHORT_ID: usize = 9;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub role: Role,
-    pub content: Vec<Part>,
+    pub content: Vec<ContentPart>,
 }
 
 impl Message {
     /// A message that consists of one text.
     pub fn text(role: Role, text: impl Into<String>) -> Self {
-        Message { role, content: vec![Part::Text(text.into())] }
+        Message { role, content: vec![ContentPart::Text(text.into())] }
     }
 
     /// Number of pictures in the message.
     pub fn images(&self) -> usize {
-        self.content.iter().filter(|part| matches!(part, Part::Image)).count()
+        self.content.iter().filter(|part| matches!(part, ContentPart::Image)).count()
     }
 
     /// Number of videos in the message.
     pub fn videos(&self) -> usize {
-        self.content.iter().filter(|part| matches!(part, Part::Video)).count()
+        self.content.iter().filter(|part| matches!(part, ContentPart::Video)).count()
     }
 
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
-            Part::Text(text) => Some(text.as_str()),
-            Part::Image | Part::Video | Part::Reasoning(_) | Part::ToolCall(_) | Part::ResultOf(_) => None,
+            ContentPart::Text(text) => Some(text.as_str()),
+            ContentPart::Image
+            | ContentPart::Video
+            | ContentPart::Reasoning(_)
+            | ContentPart::ToolCall(_)
+            | ContentPart::ResultOf(_) => None,
         })
     }
 
@@ -85,22 +89,22 @@ impl Message {
     /// picture or video between them are joined by line breaks, and empty texts are left
     /// out, as in vLLM (`content_format: string`).
     pub(super) fn with_lines(&self) -> Message {
-        let mut content: Vec<Part> = Vec::with_capacity(self.content.len());
+        let mut content: Vec<ContentPart> = Vec::with_capacity(self.content.len());
         let mut last_text = None;
         for part in &self.content {
             match (part, last_text) {
-                (Part::Text(text), _) if text.is_empty() => continue,
-                (Part::Text(text), Some(at)) => {
-                    if let Some(Part::Text(before)) = content.get_mut::<usize>(at) {
+                (ContentPart::Text(text), _) if text.is_empty() => continue,
+                (ContentPart::Text(text), Some(at)) => {
+                    if let Some(ContentPart::Text(before)) = content.get_mut::<usize>(at) {
                         before.push('\n');
                         before.push_str(text);
                     }
                     continue;
                 }
-                (Part::Text(_), None) => last_text = Some(content.len()),
-                (Part::Image | Part::Video, _) => last_text = None,
+                (ContentPart::Text(_), None) => last_text = Some(content.len()),
+                (ContentPart::Image | ContentPart::Video, _) => last_text = None,
                 // Templates get these parts separately from the content.
-                (Part::Reasoning(_) | Part::ToolCall(_) | Part::ResultOf(_), _) => {}
+                (ContentPart::Reasoning(_) | ContentPart::ToolCall(_) | ContentPart::ResultOf(_), _) => {}
             }
             content.push(part.clone());
         }
@@ -109,15 +113,23 @@ impl Message {
 
     pub fn reasoning(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
-            Part::Reasoning(text) => Some(text.as_str()),
-            Part::Text(_) | Part::Image | Part::Video | Part::ToolCall(_) | Part::ResultOf(_) => None,
+            ContentPart::Reasoning(text) => Some(text.as_str()),
+            ContentPart::Text(_)
+            | ContentPart::Image
+            | ContentPart::Video
+            | ContentPart::ToolCall(_)
+            | ContentPart::ResultOf(_) => None,
         })
     }
 
     pub fn tool_calls(&self) -> impl Iterator<Item = &serde_json::Value> {
         self.content.iter().filter_map(|part| match part {
-            Part::ToolCall(call) => Some(call),
-            Part::Text(_) | Part::Image | Part::Video | Part::Reasoning(_) | Part::ResultOf(_) => None,
+            ContentPart::ToolCall(call) => Some(call),
+            ContentPart::Text(_)
+            | ContentPart::Image
+            | ContentPart::Video
+            | ContentPart::Reasoning(_)
+            | ContentPart::ResultOf(_) => None,
         })
     }
 
@@ -134,14 +146,14 @@ impl Message {
             None => id.to_owned(),
         };
         let content = self.content.iter().map(|part| match part {
-            Part::ToolCall(call) => {
+            ContentPart::ToolCall(call) => {
                 let mut call = call.clone();
                 if let Some(id) = call["id"].as_str().map(short) {
                     call["id"] = id.into();
                 }
-                Part::ToolCall(call)
+                ContentPart::ToolCall(call)
             }
-            Part::ResultOf(id) => Part::ResultOf(short(id)),
+            ContentPart::ResultOf(id) => ContentPart::ResultOf(short(id)),
             part => part.clone(),
         });
         Message { role: self.role, content: content.collect() }
@@ -150,39 +162,39 @@ impl Message {
     /// The id of the call whose result this message contains.
     pub fn result_of(&self) -> Option<&str> {
         self.content.iter().find_map(|part| match part {
-            Part::ResultOf(id) => Some(id.as_str()),
+            ContentPart::ResultOf(id) => Some(id.as_str()),
             _ => None,
         })
     }
 }
 
 /// Shows the length of the text, but not the text, which is the user's data.
-impl std::fmt::Debug for Part {
+impl std::fmt::Debug for ContentPart {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Part::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
-            Part::Image => formatter.write_str("Image"),
-            Part::Video => formatter.write_str("Video"),
-            Part::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
-            Part::ToolCall(_) => formatter.write_str("ToolCall(..)"),
-            Part::ResultOf(_) => formatter.write_str("ResultOf(..)"),
+            ContentPart::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
+            ContentPart::Image => formatter.write_str("Image"),
+            ContentPart::Video => formatter.write_str("Video"),
+            ContentPart::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
+            ContentPart::ToolCall(_) => formatter.write_str("ToolCall(..)"),
+            ContentPart::ResultOf(_) => formatter.write_str("ResultOf(..)"),
         }
     }
 }
 
-impl Serialize for Part {
+impl Serialize for ContentPart {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         match self {
-            Part::Text(text) => {
+            ContentPart::Text(text) => {
                 map.serialize_entry("type", "text")?;
                 map.serialize_entry("text", text)?;
             }
-            Part::Image => map.serialize_entry("type", "image")?,
-            Part::Video => map.serialize_entry("type", "video")?,
-            Part::Reasoning(_) => map.serialize_entry("type", "reasoning")?,
-            Part::ToolCall(_) => map.serialize_entry("type", "tool_call")?,
-            Part::ResultOf(_) => map.serialize_entry("type", "tool_call_id")?,
+            ContentPart::Image => map.serialize_entry("type", "image")?,
+            ContentPart::Video => map.serialize_entry("type", "video")?,
+            ContentPart::Reasoning(_) => map.serialize_entry("type", "reasoning")?,
+            ContentPart::ToolCall(_) => map.serialize_entry("type", "tool_call")?,
+            ContentPart::ResultOf(_) => map.serialize_entry("type", "tool_call_id")?,
         }
         map.end()
     }
@@ -193,10 +205,12 @@ impl Message {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("role", &self.role)?;
         if in_parts || self.images() + self.videos() > 0 {
-            let is_said = |part: &&Part| !matches!(part, Part::ToolCall(_) | Part::Reasoning(_) | Part::ResultOf(_));
+            let is_said = |part: &&ContentPart| {
+                !matches!(part, ContentPart::ToolCall(_) | ContentPart::Reasoning(_) | ContentPart::ResultOf(_))
+            };
             let mut parts: Vec<_> = self.content.iter().filter(is_said).collect();
             // The list is never empty, because templates read the first part's type.
-            let empty = Part::Text(String::new());
+            let empty = ContentPart::Text(String::new());
             if parts.is_empty() {
                 parts.push(&empty);
             }

@@ -46,7 +46,7 @@ pub use chat_template::{ChatTemplate, TemplateInputs, TemplateLimits};
 pub use described_tools::describe_tools;
 pub use detokenizer::Detokenizer;
 pub use final_turn::ContinueError;
-pub use message::{Message, Part, Role};
+pub use message::{ContentPart, Message, Role};
 pub use placeholder_texts::PlaceholderTexts;
 pub use prompt::PromptEncoder;
 pub use reply_format::{ReasoningFormat, ReplyFormat, Thinking, ToolFormat};

@@ -1,6 +1,6 @@
 //! The placeholder texts of pictures and videos in the output of a chat template.
 
-use super::message::{Message, Part};
+use super::message::{ContentPart, Message};
 
 /// The texts that mark a picture and a video in a rendered prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,13 +21,15 @@ impl PlaceholderTexts {
         let (mut joined, mut rest) = (String::new(), Vec::new());
         for part in message.with_lines().content {
             match part {
-                Part::Text(text) => joined += &text,
-                Part::Image => joined.extend([self.before, self.image, self.after]),
-                Part::Video => joined.extend([self.before, self.video, self.after]),
-                part @ (Part::Reasoning(_) | Part::ToolCall(_) | Part::ResultOf(_)) => rest.push(part),
+                ContentPart::Text(text) => joined += &text,
+                ContentPart::Image => joined.extend([self.before, self.image, self.after]),
+                ContentPart::Video => joined.extend([self.before, self.video, self.after]),
+                part @ (ContentPart::Reasoning(_) | ContentPart::ToolCall(_) | ContentPart::ResultOf(_)) => {
+                    rest.push(part)
+                }
             }
         }
-        rest.insert(0, Part::Text(joined));
+        rest.insert(0, ContentPart::Text(joined));
         Message { role: message.role, content: rest }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::chat_template::{ChatTemplate, TemplateInputs, collect_json};
 use super::error::TextError;
-use super::message::{Message, Part};
+use super::message::{ContentPart, Message};
 use super::placeholder_texts::PlaceholderTexts;
 use super::special_guard::SpecialGuard;
 use super::tokenizer::Tokenizer;
@@ -183,15 +183,15 @@ fn mark_json(value: &mut serde_json::Value, guard: &SpecialGuard, mark: char) {
 
 fn marked_message(message: &Message, guard: &SpecialGuard, mark: char) -> Message {
     let content = message.content.iter().map(|part| match part {
-        Part::Text(text) => Part::Text(guard.mark(text, mark)),
-        Part::Reasoning(text) => Part::Reasoning(guard.mark(text, mark)),
-        Part::ResultOf(id) => Part::ResultOf(guard.mark(id, mark)),
-        Part::ToolCall(call) => {
+        ContentPart::Text(text) => ContentPart::Text(guard.mark(text, mark)),
+        ContentPart::Reasoning(text) => ContentPart::Reasoning(guard.mark(text, mark)),
+        ContentPart::ResultOf(id) => ContentPart::ResultOf(guard.mark(id, mark)),
+        ContentPart::ToolCall(call) => {
             let mut call = call.clone();
             mark_json(&mut call, guard, mark);
-            Part::ToolCall(call)
+            ContentPart::ToolCall(call)
         }
-        place @ (Part::Image | Part::Video) => place.clone(),
+        place @ (ContentPart::Image | ContentPart::Video) => place.clone(),
     });
     Message { role: message.role, content: content.collect() }
 }

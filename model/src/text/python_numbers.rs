@@ -42,10 +42,15 @@ pub(super) fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     let (Some(left), Some(right)) = (float(left), float(right)) else {
         return Err(refused("only numbers have remainders"));
     };
-    let rest = left % right;
-    match right == 0.0 {
-        true => Err(zero()),
-        false if rest != 0.0 && (rest < 0.0) != (right < 0.0) => Ok(Value::from(rest + right)),
-        false => Ok(Value::from(if rest == 0.0 { 0f64.copysign(right) } else { rest })),
+    if right == 0.0 {
+        return Err(zero());
     }
+    let rest = left % right;
+    Ok(Value::from(if rest == 0.0 {
+        0f64.copysign(right)
+    } else if (rest < 0.0) != (right < 0.0) {
+        rest + right
+    } else {
+        rest
+    }))
 }

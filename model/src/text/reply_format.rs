@@ -161,7 +161,7 @@ impl ToolFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::{Part, Role};
+    use crate::text::{ContentPart, Role};
 
     #[test]
     fn reply_formats_are_detected_from_the_template() {
@@ -183,11 +183,11 @@ mod tests {
 
     #[test]
     fn the_existing_turn_decides_whether_its_continuation_is_reasoning() {
-        let continuing = |content: &[Part], end: &str| {
+        let continuing = |content: &[ContentPart], end: &str| {
             let turn = Message { role: Role::Assistant, content: content.to_vec() };
             ReasoningFormat::ThinkTags.continuing(&turn, end)
         };
-        let (text, thought) = (|text: &str| Part::Text(text.into()), Part::Reasoning("Hm".into()));
+        let (text, thought) = (|text: &str| ContentPart::Text(text.into()), ContentPart::Reasoning("Hm".into()));
         assert_eq!(continuing(std::slice::from_ref(&thought), "<think>\nHm"), Thinking::Begun);
         assert_eq!(continuing(&[thought, text("So")], "\n</think>\n\nSo"), Thinking::Off);
         assert_eq!(continuing(&[text("So")], "So"), Thinking::Off);

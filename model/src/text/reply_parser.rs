@@ -246,7 +246,7 @@ impl ReplyParser {
 
     fn before_thoughts(&mut self, mut tag: Tag, is_begun: bool, next: char) -> bool {
         match tag.feed(next) {
-            Match::Part => self.state = State::BeforeThoughts { tag, is_begun },
+            Match::Partial => self.state = State::BeforeThoughts { tag, is_begun },
             Match::Whole => {
                 self.markup(&tag.held);
                 self.state = State::ThoughtsBegin;
@@ -282,7 +282,7 @@ impl ReplyParser {
                 self.state = State::ThoughtsEnd;
                 return true;
             }
-            TagMatch::Part | TagMatch::Failed => {}
+            TagMatch::Partial | TagMatch::Failed => {}
         }
         self.state = State::Thoughts(search);
         found != TagMatch::Failed
@@ -305,7 +305,7 @@ impl ReplyParser {
                 };
                 return true;
             }
-            TagMatch::Part | TagMatch::Failed => {}
+            TagMatch::Partial | TagMatch::Failed => {}
         }
         self.state = State::Text { search, follows_call };
         found != TagMatch::Failed
@@ -467,7 +467,7 @@ impl ReplyParser {
 
     fn call_end(&mut self, mut tag: Tag, next: char) -> bool {
         match tag.feed(next) {
-            Match::Part => self.state = State::CallEnd(tag),
+            Match::Partial => self.state = State::CallEnd(tag),
             Match::Whole => {
                 self.markup(&tag.held);
                 self.state = self.in_text(true);

@@ -9,7 +9,7 @@ pub(super) struct Tag {
 }
 
 pub(super) enum Match {
-    Part,
+    Partial,
     Whole,
     None,
 }
@@ -26,7 +26,7 @@ impl Tag {
             return Match::None;
         }
         self.held.push(next);
-        if self.matched == self.tag.len() { Match::Whole } else { Match::Part }
+        if self.matched == self.tag.len() { Match::Whole } else { Match::Partial }
     }
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Search {
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum TagMatch {
     /// The character is withheld.
-    Part,
+    Partial,
     /// The withheld text is the tag.
     Tag,
     /// The withheld text was not a tag. The character must be read again.
@@ -60,12 +60,12 @@ impl Search {
     pub(super) fn feed(&mut self, next: char) -> TagMatch {
         if self.tag[self.matched..].starts_with(next) {
             self.matched += next.len_utf8();
-            return if self.matched == self.tag.len() { TagMatch::Tag } else { TagMatch::Part };
+            return if self.matched == self.tag.len() { TagMatch::Tag } else { TagMatch::Partial };
         }
         match (self.matched, next) {
             (0, '\n') => {
                 self.line_breaks += 1;
-                TagMatch::Part
+                TagMatch::Partial
             }
             (0, _) => TagMatch::Nothing,
             (_, _) => TagMatch::Failed,

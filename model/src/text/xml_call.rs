@@ -47,7 +47,7 @@ impl Head {
         let Some(name) = &mut self.name else {
             return match self.tag.feed(next) {
                 Match::None => HeadSeen::Broken,
-                Match::Part => HeadSeen::More,
+                Match::Partial => HeadSeen::More,
                 Match::Whole => {
                     self.name = Some(String::new());
                     HeadSeen::More
@@ -80,7 +80,7 @@ pub(super) struct XmlCall {
     tools: Arc<[CallableTool]>,
     /// The index of the called tool, if the request offers it.
     tool: Option<usize>,
-    place: Place,
+    state: CallState,
     parameters: usize,
     /// The JSON text read since the owner of this reader cleared this field.
     pub(super) json: String,
@@ -91,7 +91,7 @@ pub(super) struct XmlCall {
 }
 
 #[derive(Clone)]
-enum Place {
+enum CallState {
     /// Before a parameter or the end of the function.
     Between,
     /// In the tag that opens a parameter.
@@ -107,22 +107,22 @@ impl XmlCall {
     pub(super) fn new(tools: Arc<[CallableTool]>, name: &str) -> Self {
         let tool = tools.iter().position(|tool| tool.name == name);
         let (json, written, held) = (String::new(), String::new(), String::new());
-        XmlCall { tools, tool, place: Place::Between, parameters: 0, json, written, held }
+        XmlCall { tools, tool, state: CallState::Between, parameters: 0, json, written, held }
     }
 
     /// Reads a character. At the end of the call, returns whether the call is complete, and leaves
     /// the text after the call in `held`.
     pub(super) fn feed(&mut self, next: char) -> Option<bool> {
         self.held.push(next);
-        match self.place {
-            Place::Between => self.between(next),
-            Place::Name => self.name(next),
-            Place::ValueStart(types) => {
-                self.place = if types.are_strings() {
+        match self.state {
+            CallState::Between => self.between(next),
+            CallState::Name => self.name(next),
+            CallState::ValueStart(types) => {
+                self.state = if types.are_strings() {
                     self.json.push('"');
-                    Place::Text
+                    CallState::Text
                 } else {
-                    Place::Withheld(types, String::new())
+                    CallState::Withheld(types, String::new())
                 };
                 if next != '\n' {
                     return self.value();
@@ -130,16 +130,16 @@ impl XmlCall {
                 self.write_held();
                 None
             }
-            Place::Text | Place::Withheld(..) => self.value(),
+            CallState::Text | CallState::Withheld(..) => self.value(),
         }
     }
 
     /// Ends a call that the end of the reply has cut off.
     pub(super) fn finish(&mut self) {
         let ends_value = self.held.trim_start_matches('\n').starts_with(PARAMETER_END);
-        match self.place {
-            Place::Text | Place::Withheld(..) if ends_value => self.end_value(),
-            Place::Text => self.json += &escaped(&self.held),
+        match self.state {
+            CallState::Text | CallState::Withheld(..) if ends_value => self.end_value(),
+            CallState::Text => self.json += &escaped(&self.held),
             _ => {}
         }
         self.write_held();
@@ -155,7 +155,7 @@ impl XmlCall {
             None => Some(false),
             Some(tag) if tag != self.held => None,
             Some(PARAMETER) => {
-                self.place = Place::Name;
+                self.state = CallState::Name;
                 None
             }
             Some(tag) => {
@@ -180,7 +180,7 @@ impl XmlCall {
                 self.json += if self.parameters == 0 { "{" } else { ", " };
                 self.json += &format!("{}: ", Value::from(name));
                 self.parameters += 1;
-                self.place = Place::ValueStart(types);
+                self.state = CallState::ValueStart(types);
                 self.write_held();
                 None
             }
@@ -213,12 +213,12 @@ impl XmlCall {
     }
 
     fn add_to_value(&mut self, next: char) {
-        match &mut self.place {
-            Place::Withheld(types, value) => {
+        match &mut self.state {
+            CallState::Withheld(types, value) => {
                 value.push(next);
                 if types.are_strings_or_null() && !may_be_null(value) {
                     self.json += &format!("\"{}", escaped(value));
-                    self.place = Place::Text;
+                    self.state = CallState::Text;
                 }
             }
             _ => match next {
@@ -229,8 +229,8 @@ impl XmlCall {
     }
 
     fn end_value(&mut self) {
-        match std::mem::replace(&mut self.place, Place::Between) {
-            Place::Withheld(types, value) => self.json += &json_of(&value, types),
+        match std::mem::replace(&mut self.state, CallState::Between) {
+            CallState::Withheld(types, value) => self.json += &json_of(&value, types),
             _ => self.json.push('"'),
         }
     }

@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::{BlockRows, BlockType, DType, RankShard, Weight};
 
 use super::{WeightCopy, WeightError, WeightMap, WeightSource};
-use crate::checkpoint::{Change, Order, Stored};
+use crate::checkpoint::{Change, ElementOrder, Stored};
 
 /// The weights that a checkpoint has in blocks of quantized elements, on a target that multiplies
 /// blocks.
@@ -32,7 +32,7 @@ impl WeightMap<'_> {
         self.segment.align();
         let start = self.segment.end();
         for ((name, rows), kind) in parts.iter().zip(&types) {
-            let (_, source, cut) = self.part(name, *rows, of_row, [rows.count, columns].into())?;
+            let (_, source, cut) = self.tensor_source(name, *rows, of_row, [rows.count, columns].into())?;
             if !self.formats.is_in_decoder() {
                 self.names.mark_outside_decoder(name);
             }
@@ -60,7 +60,7 @@ impl WeightMap<'_> {
         let found = self.checkpoint.tensor(name)?;
         let Stored::Blocks(kind) = found.stored else { return Ok(None) };
         let is_whole = [of_row.first, of_row.count].iter().all(|columns| columns.is_multiple_of(kind.elements()));
-        let is_in_order = !matches!(found.order(), Order::TiledColumns(_) | Order::Interleaved(_));
+        let is_in_order = !matches!(found.order(), ElementOrder::TiledColumns(_) | ElementOrder::Interleaved(_));
         Ok((is_whole && is_in_order && found.change() == Change::Unchanged).then_some(kind))
     }
 

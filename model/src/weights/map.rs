@@ -27,7 +27,7 @@ pub(super) struct WeightLayout {
 }
 
 /// The type of a tensor, its source, and the part to read.
-type FoundPart = (DType, WeightSource, Option<Cut>);
+type TensorSource = (DType, WeightSource, Option<Cut>);
 
 /// Places the weights of a model in a segment, one claim after the other.
 pub struct WeightMap<'c> {
@@ -292,7 +292,7 @@ impl<'c> WeightMap<'c> {
     ) -> Result<Tensor<'static>, WeightError> {
         self.segment.align();
         let columns = shape.columns() + place.columns;
-        let found = parts.iter().map(|(name, rows)| self.part(name, *rows, of_row, shape));
+        let found = parts.iter().map(|(name, rows)| self.tensor_source(name, *rows, of_row, shape));
         let found = found.collect::<Result<Vec<_>, _>>()?;
         let dtype = self.common_type(parts, &found)?;
         let kept = place.kept.unwrap_or_else(|| self.target.weight(dtype));
@@ -324,7 +324,7 @@ impl<'c> WeightMap<'c> {
     /// The type of tensors that are claimed as one. All must have the same type, except that packed
     /// weights may be claimed with other weights. The common type is then f32, because packed
     /// weights have the type of their scales, which may differ from the type of the other weights.
-    fn common_type(&self, parts: &[(String, RankShard)], found: &[FoundPart]) -> Result<DType, WeightError> {
+    fn common_type(&self, parts: &[(String, RankShard)], found: &[TensorSource]) -> Result<DType, WeightError> {
         let first = found.first().expect("a claim names at least one tensor").0;
         let Some(at) = found.iter().position(|(dtype, ..)| *dtype != first) else { return Ok(first) };
         let is_wide = |dtype: &DType| matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
@@ -339,13 +339,13 @@ impl<'c> WeightMap<'c> {
     /// For the checkpoint's tensor `name`: its type, its source, and the part to read. The
     /// rows and the inner extents of the tensor are checked against the claim. A random checkpoint
     /// has every tensor that is claimed.
-    pub(super) fn part(
+    pub(super) fn tensor_source(
         &self,
         name: &str,
         rows: RankShard,
         of_row: RankShard,
         shape: Shape,
-    ) -> Result<FoundPart, WeightError> {
+    ) -> Result<TensorSource, WeightError> {
         if let Some((dtype, random)) = self.checkpoint.tensors.random(name, shape.extents().len()) {
             let cut = Cut::of(rows, of_row, &[rows.whole, of_row.whole]);
             return Ok((dtype, WeightSource::Random(name.to_owned(), random), cut));

@@ -10,7 +10,6 @@
 //! of a map.
 
 mod block_rows;
-mod blocks;
 mod cache_scales;
 mod copy;
 mod cut;

@@ -64,7 +64,7 @@ impl WeightMap<'_> {
         out_features: usize,
         in_features: usize,
     ) -> Result<Linear, WeightError> {
-        let (_, source, _) = self.part(scale, out_features.into(), 1.into(), [out_features].into())?;
+        let (_, source, _) = self.tensor_source(scale, out_features.into(), 1.into(), [out_features].into())?;
         self.names.fold(scale, out_features);
         let first = self.copies().len();
         if self.formats.of([name])?.is_some() {
@@ -122,13 +122,13 @@ impl WeightMap<'_> {
         let inputs: Vec<_> = parts.iter().map(|(name, _)| (*name).to_owned()).collect();
         let weight = self.weight(&modules, &inputs, in_features, place)?;
         let biases: Vec<_> = parts.iter().map(|(name, rows)| (format!("{name}.bias"), *rows)).collect();
-        let bias = match bias {
-            true if in_features.first > 0 => {
-                self.names.leave_to_other_ranks(biases.into_iter().map(|(name, _)| name));
-                None
-            }
-            true => Some(self.stacked(&biases, [rows].into(), 1.into(), WeightLayout { columns: 0, ..place })?),
-            false => None,
+        let bias = if !bias {
+            None
+        } else if in_features.first > 0 {
+            self.names.leave_to_other_ranks(biases.into_iter().map(|(name, _)| name));
+            None
+        } else {
+            Some(self.stacked(&biases, [rows].into(), 1.into(), WeightLayout { columns: 0, ..place })?)
         };
         Ok(Linear { weight, bias, is_partial: !in_features.is_whole() })
     }

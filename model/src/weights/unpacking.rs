@@ -1,14 +1,14 @@
 //! Reading of a tensor's elements from any storage: quantized blocks, packed elements, other types,
 //! rows in a different order.
 
+use bursar_kernels::widen_blocks;
 use rayon::prelude::*;
 
 use super::{
-    blocks::widen_blocks_to_bytes,
     dequantizing::dequantize,
     rounding::{buffer_for, widen_to_bytes},
 };
-use crate::checkpoint::{Change, Order, Stored, TensorInfo};
+use crate::checkpoint::{BlockType, Change, ElementOrder, Stored, TensorInfo};
 
 /// Elements that are unpacked at a time: 32 MiB of f32.
 const UNPACKED_AT_ONCE: usize = 1 << 23;
@@ -56,7 +56,7 @@ pub(super) fn unpacked_parts<E>(
 fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
     let (stored, size) = (found.row_bytes(row), found.dtype.bytes());
     match found.order() {
-        Order::Model | Order::PairedRows(_) | Order::TiledRows(_) => {
+        ElementOrder::Model | ElementOrder::PairedRows(_) | ElementOrder::TiledRows(_) => {
             let elements = found.stored.elements_in(stored.len());
             if elements * size == out.len() {
                 widen(stored, found, out);
@@ -65,7 +65,7 @@ fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
                 out.copy_from_slice(&whole[found.skipped_columns() * size..][..out.len()]);
             }
         }
-        Order::TiledColumns(tiling) => {
+        ElementOrder::TiledColumns(tiling) => {
             // The stored row is widened first, because a block may have columns of several heads.
             let whole = widened(stored, found, tiling.end());
             let first = found.first_column();
@@ -73,7 +73,7 @@ fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
                 element.copy_from_slice(&whole[tiling.stored(first + at) * size..][..size]);
             }
         }
-        Order::Interleaved(elements) => {
+        ElementOrder::Interleaved(elements) => {
             let second = found.second_row_bytes(row);
             let count = out.len() / (2 * elements * size);
             let pieces = [stored, second].map(|row| row.chunks_exact(row.len() / count));
@@ -113,6 +113,18 @@ fn widen(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {
         Stored::Plain(plain) => widen_to_bytes(row, plain.into(), out),
         Stored::Blocks(kind) => widen_blocks_to_bytes(kind, row, out),
         Stored::Packed(_) => unreachable!("packed elements are dequantized for several rows at a time"),
+    }
+}
+
+/// Like [`widen_blocks`], but `out` has the bytes of the f32 numbers.
+fn widen_blocks_to_bytes(kind: BlockType, blocks: &[u8], out: &mut [u8]) {
+    /// Elements of the longest block.
+    const LONGEST: usize = 256;
+    let mut wide = [0.0; LONGEST];
+    let wide = &mut wide[..kind.elements()];
+    for (block, out) in blocks.chunks_exact(kind.bytes()).zip(out.chunks_exact_mut(size_of_val(wide))) {
+        widen_blocks(kind, block, wide);
+        out.as_chunks_mut().0.iter_mut().zip(&*wide).for_each(|(place, number)| *place = number.to_ne_bytes());
     }
 }
 

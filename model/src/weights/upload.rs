@@ -24,7 +24,7 @@ use super::{
     unpacking::unpacked_parts,
 };
 use crate::{
-    checkpoint::{Checkpoint, Order, RandomTensor, TensorInfo, random_tensor::DEVIATION},
+    checkpoint::{Checkpoint, ElementOrder, RandomTensor, TensorInfo, random_tensor::DEVIATION},
     load_error::LoadError,
 };
 
@@ -202,7 +202,7 @@ fn upload_blocks<B: Backend>(
     copy: &WeightCopy,
     buffer: &mut Vec<u8>,
 ) -> Result<(), LoadError> {
-    if found.order() == Order::Model && found.bytes.len() == copy.bytes.as_usize() {
+    if found.order() == ElementOrder::Model && found.bytes.len() == copy.bytes.as_usize() {
         return fill(backend, found.bytes, copy.to);
     }
     let (rows, mut to) = (found.rows().0, copy.to);

@@ -6,30 +6,30 @@ use bursar_model::{
     flow::{LogitsOf, NextToken, StepBatch},
 };
 
-use super::{Bench, Share, downloaded, greatest};
+use super::{Bench, SequenceChunk, downloaded, greatest};
 
 /// The logits of a step and of the drafts after it. Each inner list has the logits of one row. Rows
-/// are in the order of the shares.
+/// are in the order of the chunks.
 pub struct Drafted {
     pub step: Vec<Vec<f32>>,
     /// The logits of each pass of the head, in order.
     pub drafts: Vec<Vec<Vec<f32>>>,
 }
 
-/// The batch of further draft `draft` (1 for the first): a row for each share.
-fn further(shares: &[Share<'_>], draft: usize) -> StepBatch {
-    let positions: Vec<_> = shares.iter().map(|share| share.draft_position(draft)).collect();
-    let parts: Vec<_> = shares.iter().zip(&positions).map(|(share, position)| share.draft(draft, position)).collect();
+/// The batch of further draft `draft` (1 for the first): a row for each chunk.
+fn further(chunks: &[SequenceChunk<'_>], draft: usize) -> StepBatch {
+    let positions: Vec<_> = chunks.iter().map(|chunk| chunk.draft_position(draft)).collect();
+    let parts: Vec<_> = chunks.iter().zip(&positions).map(|(chunk, position)| chunk.draft(draft, position)).collect();
     StepBatch::pack_with_drafts(&parts, &vec![NextToken::Chosen; parts.len()])
 }
 
 impl<B: Backend> Bench<B> {
     /// Runs one step over the next tokens of some sequences, and then `count` drafts for each row with
-    /// logits. If `count` is above 1, each share must have exactly one such row.
-    pub fn step_and_draft(&self, shares: &mut [Share<'_>], count: usize) -> Drafted {
-        let pictures: Vec<_> = shares.iter().map(Share::pictures).collect();
-        let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
-        let next: Vec<_> = shares.iter().map(Share::next).collect();
+    /// logits. If `count` is above 1, each chunk must have exactly one such row.
+    pub fn step_and_draft(&self, chunks: &mut [SequenceChunk<'_>], count: usize) -> Drafted {
+        let pictures: Vec<_> = chunks.iter().map(SequenceChunk::pictures).collect();
+        let parts: Vec<_> = chunks.iter().zip(&pictures).map(|(chunk, pictures)| chunk.part(pictures)).collect();
+        let next: Vec<_> = chunks.iter().map(SequenceChunk::next).collect();
         let batch = StepBatch::pack_with_drafts(&parts, &next);
         let (layers, cache, rows) = (self.layers(), self.cache(), batch.logit_rows.len());
         let (vocabulary, width) = (self.model.config().decoder().vocabulary, self.model.config().decoder().hidden);
@@ -48,7 +48,7 @@ impl<B: Backend> Bench<B> {
             let mut chosen = scope.upload([rows], &greedy(&step))?;
             let mut drafts = Vec::new();
             for draft in 0..count {
-                let batch = if draft == 0 { batch.clone() } else { further(shares, draft) };
+                let batch = if draft == 0 { batch.clone() } else { further(chunks, draft) };
                 let mut normed = scope.empty([rows, width])?;
                 let passed = DraftRows { hidden: &hidden, normed: &mut normed };
                 let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &chosen };
@@ -60,7 +60,7 @@ impl<B: Backend> Bench<B> {
             }
             Ok(Drafted { step, drafts })
         });
-        shares.iter_mut().for_each(Share::advance);
+        chunks.iter_mut().for_each(SequenceChunk::advance);
         let drafted = drafted.expect("the step and the drafts run");
         let mut all = drafted.step.iter().chain(drafted.drafts.iter().flatten()).flatten();
         assert!(all.all(|logit| logit.is_finite()), "poisoned memory reached the logits");

@@ -6,7 +6,7 @@ use bursar_model::{
     checkpoint::Checkpoint,
     flow::{EncodedImage, ImageLimits, MediaGrid, ResizedImage, Video},
     registry::FamilyConfig,
-    text::{Message, Part, Role, TemplateInputs},
+    text::{ContentPart, Message, Role, TemplateInputs},
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -183,12 +183,12 @@ fn message(recorded: &Value) -> Message {
         other => panic!("no case has a {other}"),
     };
     let part = |part: &Value| match text(&part["type"]) {
-        "image" => Part::Image,
-        "video" => Part::Video,
-        _ => Part::Text(text(&part["text"]).to_owned()),
+        "image" => ContentPart::Image,
+        "video" => ContentPart::Video,
+        _ => ContentPart::Text(text(&part["text"]).to_owned()),
     };
     let content = match &recorded["content"] {
-        Value::String(text) => vec![Part::Text(text.clone())],
+        Value::String(text) => vec![ContentPart::Text(text.clone())],
         parts => list(parts).map(part).collect(),
     };
     Message { role, content }

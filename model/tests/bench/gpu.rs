@@ -47,8 +47,7 @@ fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
     // On the test machine, this variable names the folder of cuBLASLt.
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
-    let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
-    let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
+    let search = BlasSearch::usual().with_pythons(&["/opt/torch/.venv"]).first_in(folder.ok().as_slice());
     CudaKernels::load(device, target, &search).expect("the kernels load")
 }
 

@@ -32,7 +32,7 @@ pub use gpu::{Gpu, GpuLock, gpu};
 pub use memory::Memory;
 pub use ranks::on_ranks;
 pub use run::{Run, alone, assert_recorded, assert_same_run, encode, prefixes, together, whatever_is_wanted};
-pub use sequence::{Sequence, Share};
+pub use sequence::{Sequence, SequenceChunk};
 
 /// Memory limits of a bench.
 #[derive(Clone, Copy)]
@@ -266,16 +266,16 @@ impl<B: Backend> Bench<B> {
         self.free_states.borrow_mut().extend(state);
     }
 
-    /// Runs one step over the next tokens of some sequences. Returns a row of logits for each share
+    /// Runs one step over the next tokens of some sequences. Returns a row of logits for each chunk
     /// that asks for logits.
-    pub fn step(&self, shares: &mut [Share<'_>]) -> Vec<Vec<f32>> {
-        self.step_and_score(shares).0
+    pub fn step(&self, chunks: &mut [SequenceChunk<'_>]) -> Vec<Vec<f32>> {
+        self.step_and_score(chunks).0
     }
 
     /// Same as [`step`](Bench::step), but also returns a row of logits for each scored token.
-    pub fn step_and_score(&self, shares: &mut [Share<'_>]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
-        let pictures: Vec<_> = shares.iter().map(Share::pictures).collect();
-        let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
+    pub fn step_and_score(&self, chunks: &mut [SequenceChunk<'_>]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+        let pictures: Vec<_> = chunks.iter().map(SequenceChunk::pictures).collect();
+        let parts: Vec<_> = chunks.iter().zip(&pictures).map(|(chunk, pictures)| chunk.part(pictures)).collect();
         let batch = StepBatch::pack(&parts);
         let (layers, cache) = (self.layers(), self.cache());
         let previous = self.previous();
@@ -291,7 +291,7 @@ impl<B: Backend> Bench<B> {
             assert_eq!(logits.shape(), [batch.logit_rows.len(), vocabulary].into());
             downloaded(scope, &logits)
         });
-        shares.iter_mut().for_each(Share::advance);
+        chunks.iter_mut().for_each(SequenceChunk::advance);
         let logits = logits.expect("the step runs");
         assert!(logits.iter().chain(&scores).all(|logit| logit.is_finite()), "poisoned memory reached the logits");
         let rows = |logits: Vec<f32>| logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect();
@@ -305,7 +305,7 @@ impl<B: Backend> Bench<B> {
         let mut logits = Vec::new();
         while sequence.prompt_left() > 0 {
             let count = sizes.next().expect("the cycle of sizes is endless").min(sequence.prompt_left());
-            logits.extend(self.step(&mut [sequence.share(count)]));
+            logits.extend(self.step(&mut [sequence.next_chunk(count)]));
         }
         logits
     }
@@ -318,7 +318,7 @@ impl<B: Backend> Bench<B> {
             sequence.push(self.next(case, index, &logits));
             won.push(std::mem::take(&mut logits));
             // The token that was chosen last runs too. The additional step does no harm.
-            logits = self.step(&mut [sequence.share(1)]).remove(0);
+            logits = self.step(&mut [sequence.next_chunk(1)]).remove(0);
         }
         won
     }

@@ -35,8 +35,8 @@ pub fn prefixes(
     let mut logits = Vec::new();
     for places in places.chunks(4) {
         let mut sequences: Vec<_> = places.iter().map(|_| bench.sequence(case, picture_rows)).collect();
-        let shares = sequences.iter_mut().zip(places).map(|(sequence, place)| sequence.share(place + 1));
-        logits.extend(bench.step(&mut shares.collect::<Vec<_>>()));
+        let chunks = sequences.iter_mut().zip(places).map(|(sequence, place)| sequence.next_chunk(place + 1));
+        logits.extend(bench.step(&mut chunks.collect::<Vec<_>>()));
         sequences.into_iter().for_each(|sequence| bench.end(sequence));
     }
     logits
@@ -83,21 +83,21 @@ pub fn together(
             .collect();
         running.sort_by_key(|(index, _)| order[*index]);
         let mut wanting = Vec::new();
-        let mut shares = Vec::new();
+        let mut chunks = Vec::new();
         for (index, sequence) in running {
             let left = sequence.prompt_left();
             let count = if left == 0 { 1 } else { left.min(1 + random.below(60)) };
             if count >= left {
                 wanting.push(index);
-                shares.push(sequence.share(count));
+                chunks.push(sequence.next_chunk(count));
             } else {
-                shares.push(sequence.share(count).without_logits());
+                chunks.push(sequence.next_chunk(count).without_logits());
             }
         }
-        if shares.is_empty() {
+        if chunks.is_empty() {
             return runs;
         }
-        let logits = bench.step(&mut shares);
+        let logits = bench.step(&mut chunks);
         assert_eq!(logits.len(), wanting.len());
         for (index, logits) in wanting.into_iter().zip(logits) {
             let sequence = sequences[index].as_mut().expect("the sequence is running");
@@ -147,9 +147,9 @@ fn scored(
     while sequence.prompt_left() > 0 {
         let left = sequence.prompt_left();
         let count = CHUNK.min(left);
-        let share = sequence.share(count).scored_last(rows.min(count));
-        let share = if wants_logits || count == left { share } else { share.without_logits() };
-        let (mut logits, of_chunk) = bench.step_and_score(&mut [share]);
+        let chunk = sequence.next_chunk(count).scored_last(rows.min(count));
+        let chunk = if wants_logits || count == left { chunk } else { chunk.without_logits() };
+        let (mut logits, of_chunk) = bench.step_and_score(&mut [chunk]);
         last = logits.pop().unwrap_or_default();
         scores.push(of_chunk);
     }

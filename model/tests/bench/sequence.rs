@@ -23,12 +23,12 @@ pub struct Sequence {
 }
 
 /// The tokens of a sequence that run in one step.
-pub struct Share<'a> {
+pub struct SequenceChunk<'a> {
     sequence: &'a mut Sequence,
     count: usize,
-    /// Number of tokens at the end of the share that have logits.
+    /// Number of tokens at the end of the chunk that have logits.
     logit_rows: usize,
-    /// Number of tokens at the end of the share that are scored.
+    /// Number of tokens at the end of the chunk that are scored.
     scored: usize,
 }
 
@@ -72,31 +72,31 @@ impl Sequence {
     }
 
     /// The next `count` tokens, with the logits of the last token.
-    pub fn share(&mut self, count: usize) -> Share<'_> {
-        Share { sequence: self, count, logit_rows: 1, scored: 0 }
+    pub fn next_chunk(&mut self, count: usize) -> SequenceChunk<'_> {
+        SequenceChunk { sequence: self, count, logit_rows: 1, scored: 0 }
     }
 }
 
-impl Share<'_> {
-    /// The same share without logits, as in the middle of a prompt.
+impl SequenceChunk<'_> {
+    /// The same chunk without logits, as in the middle of a prompt.
     pub fn without_logits(self) -> Self {
-        Share { logit_rows: 0, ..self }
+        SequenceChunk { logit_rows: 0, ..self }
     }
 
-    /// The same share with the logits of all its tokens, as in a step that verifies drafts.
+    /// The same chunk with the logits of all its tokens, as in a step that verifies drafts.
     pub fn verified(self) -> Self {
-        Share { logit_rows: self.count, ..self }
+        SequenceChunk { logit_rows: self.count, ..self }
     }
 
-    /// The same share with all its tokens scored.
+    /// The same chunk with all its tokens scored.
     pub fn scored(self) -> Self {
-        Share { scored: self.count, ..self }
+        SequenceChunk { scored: self.count, ..self }
     }
 
-    /// The same share with its last `rows` tokens scored.
+    /// The same chunk with its last `rows` tokens scored.
     pub fn scored_last(self, rows: usize) -> Self {
         assert!(rows <= self.count);
-        Share { scored: rows, ..self }
+        SequenceChunk { scored: rows, ..self }
     }
 
     fn chunk(&self) -> Range<usize> {
@@ -132,7 +132,7 @@ impl Share<'_> {
         }
     }
 
-    /// The token after the share.
+    /// The token after the chunk.
     pub(super) fn next(&self) -> NextToken {
         let at = self.chunk().end;
         let Some(token) = self.sequence.tokens.get(at) else { return NextToken::Chosen };

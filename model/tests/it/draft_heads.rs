@@ -57,7 +57,7 @@ fn run(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], size
         let count = (*sizes.next().expect("the cycle is endless")).min(sequence.prompt_left());
         let is_last = count == sequence.prompt_left();
         end += count;
-        let mut drafted = bench.step_and_draft(&mut [sequence.share(count)], if is_last { 3 } else { 1 }).drafts;
+        let mut drafted = bench.step_and_draft(&mut [sequence.next_chunk(count)], if is_last { 3 } else { 1 }).drafts;
         if is_last {
             drafts = drafted.iter().map(|draft| draft[0].clone()).collect();
         }
@@ -65,7 +65,7 @@ fn run(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], size
     }
     for token in &case.greedy_tokens()[..ANSWER] {
         sequence.push(*token);
-        let mut drafted = bench.step_and_draft(&mut [sequence.share(1)], 1);
+        let mut drafted = bench.step_and_draft(&mut [sequence.next_chunk(1)], 1);
         rows.push((end, drafted.drafts.remove(0).remove(0)));
         end += 1;
     }
@@ -149,7 +149,7 @@ fn drafts_do_not_depend_on_the_batch() {
     let mut sequences = [0, 1].map(|index| bench.sequence(&cases[index], &rows[index]));
     let shares = sequences.iter_mut().map(|sequence| {
         let count = sequence.prompt_left();
-        sequence.share(count)
+        sequence.next_chunk(count)
     });
     let together = bench.step_and_draft(&mut shares.collect::<Vec<_>>(), 3);
     for (index, case) in cases.iter().enumerate() {
@@ -167,10 +167,10 @@ fn a_verifying_step_proposes_one_draft_per_row() {
         let case = Case::read(folder, &bench.checkpoint, name);
         let mut sequence = bench.sequence(&case, &encode(&bench, &case));
         let prompt = sequence.prompt_left();
-        bench.step_and_draft(&mut [sequence.share(prompt)], 3);
+        bench.step_and_draft(&mut [sequence.next_chunk(prompt)], 3);
         let drafted = case.greedy_tokens()[..4].to_vec();
         drafted.iter().for_each(|token| sequence.push(*token));
-        let found = bench.step_and_draft(&mut [sequence.share(4).verified()], 1).drafts.remove(0);
+        let found = bench.step_and_draft(&mut [sequence.next_chunk(4).verified()], 1).drafts.remove(0);
         let recorded = case.logits("draft_positions", "draft_logits");
         let expected: Vec<_> =
             recorded.into_iter().filter(|(position, _)| (prompt..prompt + 4).contains(position)).collect();
@@ -290,7 +290,7 @@ fn every_shape_of_the_family_has_a_draft_head() {
         let bench = Bench::of(random(name), 1);
         let layout = bench.model.config().lay_out((0..40).collect(), &[]).expect("the prompt is laid out");
         let mut sequence = bench.start(layout, &[]);
-        let drafted = bench.step_and_draft(&mut [sequence.share(40)], 2);
+        let drafted = bench.step_and_draft(&mut [sequence.next_chunk(40)], 2);
         assert_ne!(drafted.drafts[0], drafted.drafts[1], "{name}");
     }
 }

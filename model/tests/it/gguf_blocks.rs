@@ -234,7 +234,7 @@ fn logits<B: Backend>(bench: &Bench<B>, tokens: usize) -> Vec<Vec<f32>> {
     let mut all = bench.prefill(&mut sequence, &[3, usize::MAX]);
     for token in 0..3 {
         sequence.push(token);
-        all.extend(bench.step(&mut [sequence.share(1)]));
+        all.extend(bench.step(&mut [sequence.next_chunk(1)]));
     }
     bench.end(sequence);
     all

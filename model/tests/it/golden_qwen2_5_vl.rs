@@ -133,7 +133,7 @@ fn chunks_that_end_at_recorded_positions_give_the_recorded_logits() {
         let mut worst = 0.0f32;
         let mut cached = 0;
         for (place, expected) in &recorded {
-            let logits = bench.step(&mut [sequence.share(place + 1 - cached)]);
+            let logits = bench.step(&mut [sequence.next_chunk(place + 1 - cached)]);
             worst = worst.max(relative_error(&logits[0], expected));
             cached = place + 1;
         }
@@ -154,7 +154,7 @@ fn a_scored_prompt_has_the_recorded_logits_at_every_token() {
             let mut scores = Vec::new();
             while sequence.prompt_left() > 0 {
                 let count = size.min(sequence.prompt_left());
-                scores.extend(bench.step_and_score(&mut [sequence.share(count).scored()]).1);
+                scores.extend(bench.step_and_score(&mut [sequence.next_chunk(count).scored()]).1);
             }
             let recorded = case.logits("logit_positions", "logits");
             let errors = recorded.iter().map(|(place, expected)| relative_error(&scores[*place], expected));

@@ -2,7 +2,7 @@
 
 use bursar_model::error::TextError;
 use bursar_model::text::{
-    ChatTemplate, ContinueError, Detokenizer, Message, Part, PromptEncoder, ReasoningFormat, ReplyFormat, Role,
+    ChatTemplate, ContentPart, ContinueError, Detokenizer, Message, PromptEncoder, ReasoningFormat, ReplyFormat, Role,
     TemplateInputs, TemplateLimits, TemplateSources, Thinking, ToolFormat,
 };
 use serde_json::Value;
@@ -26,9 +26,9 @@ fn inputs(options: &Value) -> TemplateInputs {
 /// The recorded messages in this crate's types. `None` if these types cannot express them.
 fn messages(recorded: &Value) -> Option<Vec<Message>> {
     let part = |part: &Value| match part["type"].as_str() {
-        Some("text") => Some(Part::Text(part["text"].as_str()?.to_owned())),
-        Some("image") => Some(Part::Image),
-        Some("video") => Some(Part::Video),
+        Some("text") => Some(ContentPart::Text(part["text"].as_str()?.to_owned())),
+        Some("image") => Some(ContentPart::Image),
+        Some("video") => Some(ContentPart::Video),
         _ => None,
     };
     let message = |message: &Value| {
@@ -41,13 +41,13 @@ fn messages(recorded: &Value) -> Option<Vec<Message>> {
         };
         let known = ["role", "content", "reasoning_content", "tool_calls"];
         let only_known_fields = message.as_object()?.keys().all(|key| known.contains(&key.as_str()));
-        let calls = message["tool_calls"].as_array().into_iter().flatten().cloned().map(Part::ToolCall);
+        let calls = message["tool_calls"].as_array().into_iter().flatten().cloned().map(ContentPart::ToolCall);
         let mut content: Vec<_> = match &message["content"] {
-            Value::String(text) => vec![Part::Text(text.clone())],
+            Value::String(text) => vec![ContentPart::Text(text.clone())],
             Value::Array(parts) => parts.iter().map(part).collect::<Option<_>>()?,
             _ => return None,
         };
-        content.extend(message["reasoning_content"].as_str().map(|text| Part::Reasoning(text.to_owned())));
+        content.extend(message["reasoning_content"].as_str().map(|text| ContentPart::Reasoning(text.to_owned())));
         content.extend(calls);
         only_known_fields.then_some(Message { role, content })
     };

@@ -9,7 +9,7 @@ use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint, RandomTensor, WeightQuantization},
     registry::{self, FamilyConfig},
-    text::{Message, Part, Role, TemplateInputs},
+    text::{ContentPart, Message, Role, TemplateInputs},
 };
 
 use crate::{
@@ -133,7 +133,7 @@ fn a_shape_has_the_control_tokens_of_the_released_model() {
 #[test]
 fn a_random_checkpoint_renders_chats_like_its_family() {
     let checkpoint = open("qwen2.5-vl-tiny", 0);
-    let content = vec![Part::Image, Part::Video, Part::Text("Hi".to_owned())];
+    let content = vec![ContentPart::Image, ContentPart::Video, ContentPart::Text("Hi".to_owned())];
     let messages = [Message { role: Role::User, content }];
     let prompts = checkpoint.prompts().expect("the checkpoint has a tokenizer");
     let ids = prompts.encode(&messages, &TemplateInputs::default()).expect("the prompt is rendered");

@@ -219,18 +219,20 @@ const FILE: &str = "model.safetensors";
 
 /// The part of a Llama tensor that a rank reads: some rows, some columns, or all of it.
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+enum ShardAxis {
     Rows,
     Columns,
     All,
 }
 
-fn part(name: &str) -> Part {
+fn shard_axis(name: &str) -> ShardAxis {
     let has = |ends: &[&str]| ends.iter().any(|end| name.contains(end));
     match () {
-        () if has(&["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"]) => Part::Rows,
-        () if has(&["o_proj.weight", "down_proj.weight"]) => Part::Columns,
-        () => Part::All,
+        () if has(&["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"]) => {
+            ShardAxis::Rows
+        }
+        () if has(&["o_proj.weight", "down_proj.weight"]) => ShardAxis::Columns,
+        () => ShardAxis::All,
     }
 }
 
@@ -263,10 +265,10 @@ fn a_rank_reads_no_weights_of_other_ranks() {
                 let (rows, columns) = (shape[0], shape[1..].iter().product::<usize>());
                 let size = (end - start) / (rows * columns);
                 for (at, element) in data[start..end].chunks_exact_mut(size).enumerate() {
-                    let is_others = match part(name) {
-                        Part::Rows => (at / columns < rows / 2) == (index == 1),
-                        Part::Columns => (at % columns < columns / 2) == (index == 1),
-                        Part::All => false,
+                    let is_others = match shard_axis(name) {
+                        ShardAxis::Rows => (at / columns < rows / 2) == (index == 1),
+                        ShardAxis::Columns => (at % columns < columns / 2) == (index == 1),
+                        ShardAxis::All => false,
                     };
                     if is_others {
                         element.fill(0xff);

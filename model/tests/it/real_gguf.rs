@@ -55,7 +55,7 @@ fn a_released_gguf_model_gives_the_recorded_ids_and_replies() {
         while reply.len() < expected.len() {
             reply.push(greatest(&logits));
             sequence.push(greatest(&logits));
-            logits = bench.step(&mut [sequence.share(1)]).pop().expect("logits of the token");
+            logits = bench.step(&mut [sequence.next_chunk(1)]).pop().expect("logits of the token");
         }
         bench.end(sequence);
         println!("{question} {:?}", prompts.tokenizer().decode(&reply, true).expect("text"));

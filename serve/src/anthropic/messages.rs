@@ -18,13 +18,13 @@ use super::{
 };
 use crate::{
     body::{BodyPermit, JsonBody},
-    draft_message::{self, MediaFields},
     effort::with_effort,
     error::ApiError,
     form::form,
     guard::Client,
     id,
     models::shortened,
+    request_message::{self, MediaFields},
     state::Shared,
     tool::LeftOut,
 };
@@ -82,11 +82,11 @@ async fn chat(
             ApiError::invalid("mcp_servers", "`mcp_servers` is not supported: this server does not call tools itself");
         return Err(error.hint("offer the tools in `tools`, and call them in the client"));
     }
-    let drafts = turns::drafts(&mut request)?;
+    let request_messages = turns::request_messages(&mut request)?;
     // A final assistant message is the beginning of the reply (Anthropic's prefill). A message with
     // tool calls is complete and is not continued.
-    let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
-    let (mut chat, places) = draft_message::chat(drafts, model, shared, permit).await?;
+    let continues = request_messages.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
+    let (mut chat, places) = request_message::chat(request_messages, model, shared, permit).await?;
     if continues {
         chat = chat.continue_final_message();
     }

@@ -5,36 +5,36 @@ use serde_json::{Value, json};
 
 use super::request::{Block, Message, MessagesRequest, Source, Tool};
 use crate::{
-    draft_message::{DraftMessage, Piece},
     error::ApiError,
     media::Link,
     models::shortened,
+    request_message::{Piece, RequestMessage},
     tool::{self, LeftOut},
 };
 
 /// Converts all messages. Consecutive messages of the same role are joined, as in Anthropic's API.
-pub(super) fn drafts(request: &mut MessagesRequest) -> Result<Vec<DraftMessage>, ApiError> {
-    let mut drafts = Vec::new();
+pub(super) fn request_messages(request: &mut MessagesRequest) -> Result<Vec<RequestMessage>, ApiError> {
+    let mut request_messages = Vec::new();
     if let Some(system) = request.system.take() {
-        drafts.push(DraftMessage::new(Role::System, pieces(system.0, "system")?));
+        request_messages.push(RequestMessage::new(Role::System, pieces(system.0, "system")?));
     }
     for (index, message) in std::mem::take(&mut request.messages).into_iter().enumerate() {
-        turns(message, index, &mut drafts)?;
+        turns(message, index, &mut request_messages)?;
     }
-    Ok(drafts)
+    Ok(request_messages)
 }
 
-fn turns(message: Message, index: usize, drafts: &mut Vec<DraftMessage>) -> Result<(), ApiError> {
+fn turns(message: Message, index: usize, request_messages: &mut Vec<RequestMessage>) -> Result<(), ApiError> {
     let (param, blocks) = (format!("messages[{index}].content"), message.content.0);
     match message.role.as_str() {
-        "user" => user(blocks, &param, drafts),
+        "user" => user(blocks, &param, request_messages),
         "assistant" => {
-            let draft = assistant(blocks, &param)?;
-            DraftMessage::join(drafts, draft);
+            let request_message = assistant(blocks, &param)?;
+            RequestMessage::join(request_messages, request_message);
             Ok(())
         }
         "system" => {
-            DraftMessage::join(drafts, DraftMessage::new(Role::System, pieces(blocks, &param)?));
+            RequestMessage::join(request_messages, RequestMessage::new(Role::System, pieces(blocks, &param)?));
             Ok(())
         }
         other => {
@@ -46,17 +46,17 @@ fn turns(message: Message, index: usize, drafts: &mut Vec<DraftMessage>) -> Resu
 }
 
 /// Adds each tool result as a separate message, and then the rest of the user's content.
-fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<DraftMessage>) -> Result<(), ApiError> {
+fn user(blocks: Vec<Block>, param: &str, request_messages: &mut Vec<RequestMessage>) -> Result<(), ApiError> {
     let mut parts = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
         let param = format!("{param}[{at}]");
         match block.kind.as_str() {
-            "tool_result" => drafts.push(result(block, &param)?),
+            "tool_result" => request_messages.push(result(block, &param)?),
             _ => parts.push(piece(block, &param)?),
         }
     }
     if !parts.is_empty() {
-        DraftMessage::join(drafts, DraftMessage::new(Role::User, parts));
+        RequestMessage::join(request_messages, RequestMessage::new(Role::User, parts));
     }
     Ok(())
 }
@@ -64,7 +64,7 @@ fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<DraftMessage>) -> Resu
 /// Prefix for the result of a failed tool.
 const FAILED: &str = "Error: ";
 
-fn result(block: Block, param: &str) -> Result<DraftMessage, ApiError> {
+fn result(block: Block, param: &str) -> Result<RequestMessage, ApiError> {
     let of = block.tool_use_id.ok_or_else(|| lacks(param, "tool_result", "tool_use_id"))?;
     let mut shown = pieces(block.content.map(|content| content.0).unwrap_or_default(), &format!("{param}.content"))?;
     if block.is_error.unwrap_or_default() {
@@ -74,28 +74,28 @@ fn result(block: Block, param: &str) -> Result<DraftMessage, ApiError> {
             _ => shown.insert(0, Piece::text(FAILED)),
         }
     }
-    Ok(DraftMessage::result(of, shown))
+    Ok(RequestMessage::result(of, shown))
 }
 
-fn assistant(blocks: Vec<Block>, param: &str) -> Result<DraftMessage, ApiError> {
-    let mut draft = DraftMessage::new(Role::Assistant, Vec::new());
+fn assistant(blocks: Vec<Block>, param: &str) -> Result<RequestMessage, ApiError> {
+    let mut request_message = RequestMessage::new(Role::Assistant, Vec::new());
     for (at, block) in blocks.into_iter().enumerate() {
         let param = format!("{param}[{at}]");
         match block.kind.as_str() {
             "tool_use" => {
-                draft.calls.push(block.id.clone());
-                draft.pieces.push(Piece::Content(call(block, &param)?));
+                request_message.calls.push(block.id.clone());
+                request_message.pieces.push(Piece::Content(call(block, &param)?));
             }
             "thinking" => {
                 let thinking = block.thinking.ok_or_else(|| lacks(&param, "thinking", "thinking"))?;
-                draft.pieces.push(Piece::Content(Content::Reasoning(thinking)));
+                request_message.pieces.push(Piece::Content(Content::Reasoning(thinking)));
             }
             // Only the Anthropic model that wrote this block can read it.
             "redacted_thinking" => {}
-            _ => draft.pieces.push(piece(block, &param)?),
+            _ => request_message.pieces.push(piece(block, &param)?),
         }
     }
-    Ok(draft)
+    Ok(request_message)
 }
 
 fn call(block: Block, param: &str) -> Result<Content, ApiError> {
@@ -202,9 +202,9 @@ mod tests {
     use crate::{body::FromJson, error::Shape};
     use bursar::ToolChoice;
 
-    fn drafts_of(body: &Value) -> Result<Vec<DraftMessage>, Value> {
+    fn request_messages_of(body: &Value) -> Result<Vec<RequestMessage>, Value> {
         let error = |error: ApiError| error.body(Shape::OpenAi)["error"].clone();
-        drafts(&mut MessagesRequest::from_json(body.to_string().as_bytes()).map_err(error)?).map_err(error)
+        request_messages(&mut MessagesRequest::from_json(body.to_string().as_bytes()).map_err(error)?).map_err(error)
     }
 
     /// Roles, with the content of each piece as text.
@@ -215,8 +215,11 @@ mod tests {
             Piece::Content(other) => format!("{other:?}"),
             Piece::Shown(_) => "picture".to_owned(),
         };
-        let drafts = drafts_of(body).expect("the request is valid");
-        drafts.iter().map(|draft| (draft.role, draft.pieces.iter().map(piece).collect())).collect()
+        let request_messages = request_messages_of(body).expect("the request is valid");
+        request_messages
+            .iter()
+            .map(|request_message| (request_message.role, request_message.pieces.iter().map(piece).collect()))
+            .collect()
     }
 
     #[test]
@@ -244,8 +247,11 @@ mod tests {
                 (Role::User, texts(&["so?"])),
             ]
         );
-        let drafts = drafts_of(&body).expect("the request is valid");
-        assert_eq!((&drafts[2].calls, &drafts[3].result_of), (&vec![Some("a".to_owned())], &Some("a".to_owned())));
+        let request_messages = request_messages_of(&body).expect("the request is valid");
+        assert_eq!(
+            (&request_messages[2].calls, &request_messages[3].result_of),
+            (&vec![Some("a".to_owned())], &Some("a".to_owned()))
+        );
     }
 
     #[test]
@@ -272,7 +278,11 @@ mod tests {
             ),
             (request(json!({"type": "tool_result", "content": "a"})), "messages[0].content[0].tool_use_id"),
         ] {
-            assert_eq!(drafts_of(&body).map(|_| ()).expect_err("the request is invalid")["param"], param, "{body}");
+            assert_eq!(
+                request_messages_of(&body).map(|_| ()).expect_err("the request is invalid")["param"],
+                param,
+                "{body}"
+            );
         }
     }
 

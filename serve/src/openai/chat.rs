@@ -16,12 +16,12 @@ use super::{
 };
 use crate::{
     body::{BodyPermit, JsonBody},
-    draft_message::{self, MediaFields},
     effort::{with_effort, with_variables},
     error::ApiError,
     form::with_format,
     guard::Client,
     models::shortened,
+    request_message::{self, MediaFields},
     state::Shared,
 };
 
@@ -66,7 +66,8 @@ pub(crate) async fn chat(
         return Err(ApiError::invalid("modalities", "replies can only be text").hint("set `modalities` to `text` only"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
-    let (mut chat, places) = draft_message::chat(turns::drafts(fields.messages, sizes)?, model, shared, permit).await?;
+    let (mut chat, places) =
+        request_message::chat(turns::request_messages(fields.messages, sizes)?, model, shared, permit).await?;
     chat = chat.max_tokens(fields.max_completion_tokens.or(fields.max_tokens));
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {

@@ -13,7 +13,7 @@ use super::{
     stop_reason::StopReasonBody,
     usage::UsageBody,
 };
-use crate::{draft_message::MediaFields, error::ApiError, sse};
+use crate::{error::ApiError, request_message::MediaFields, sse};
 
 /// A choice of a `chat.completion.chunk`.
 #[derive(Default, Serialize, JsonSchema)]

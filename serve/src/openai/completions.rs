@@ -101,10 +101,8 @@ async fn ask(
         };
         let mut chat = Chat::from_tokens(tokens).reply_format(ReplyFormat::default());
         chat = chat.max_tokens(if echo.is_all { 1 } else { limit });
-        if let Some(top) = fields.logprobs {
-            chat = chat.log_probabilities(top);
-            chat = if echo.has_scores { chat.prompt_log_probabilities(top) } else { chat };
-        }
+        chat = chat.log_probabilities(fields.logprobs);
+        chat = chat.prompt_log_probabilities(fields.logprobs.filter(|_| echo.has_scores));
         chat = if echo.has_ids { chat.token_ids() } else { chat };
         chat = client.header_params().apply(sampling.apply(chat)?);
         chat = chat.format(format.clone());

@@ -1,22 +1,22 @@
-//! Conversion of OpenAI's messages into drafts.
+//! Conversion of OpenAI's messages into [`RequestMessage`]s.
 
 use bursar::{Content, Role};
 
 use super::chat_request::{ChatMessage, ContentPart, PictureSource};
 use crate::{
-    draft_message::{DraftMessage, Piece},
     error::ApiError,
     media::{Link, Sizes},
     models::shortened,
+    request_message::{Piece, RequestMessage},
     tool,
 };
 
 /// Converts messages. Pictures are not read yet: each stays a link with these sizes.
-pub(super) fn drafts(messages: Vec<ChatMessage>, sizes: Sizes) -> Result<Vec<DraftMessage>, ApiError> {
+pub(super) fn request_messages(messages: Vec<ChatMessage>, sizes: Sizes) -> Result<Vec<RequestMessage>, ApiError> {
     messages.into_iter().enumerate().map(|(index, message)| turn(message, index, sizes)).collect()
 }
 
-fn turn(message: ChatMessage, index: usize, sizes: Sizes) -> Result<DraftMessage, ApiError> {
+fn turn(message: ChatMessage, index: usize, sizes: Sizes) -> Result<RequestMessage, ApiError> {
     let role = match message.role.as_str() {
         "system" | "developer" => Role::System,
         "user" => Role::User,
@@ -43,7 +43,7 @@ fn turn(message: ChatMessage, index: usize, sizes: Sizes) -> Result<DraftMessage
     pieces.extend(
         calls.into_iter().map(|call| Piece::Content(tool::call(call.id, &call.function.name, call.function.arguments))),
     );
-    Ok(DraftMessage { calls: ids, result_of: message.tool_call_id, ..DraftMessage::new(role, pieces) })
+    Ok(RequestMessage { calls: ids, result_of: message.tool_call_id, ..RequestMessage::new(role, pieces) })
 }
 
 fn piece(part: ContentPart, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn an_unknown_role_or_content_part_is_named() {
         let error = |message| {
-            drafts(vec![message], Sizes::default())
+            request_messages(vec![message], Sizes::default())
                 .map(drop)
                 .expect_err("the role or part is unknown")
                 .body(Shape::OpenAi)

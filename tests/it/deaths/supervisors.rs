@@ -18,7 +18,7 @@ use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, 
 /// A user's supervisor. It keeps a runtime with a model, and restarts both when the runtime dies.
 struct Keeper;
 
-struct Kept {
+struct KeeperState {
     device: Arc<HostDevice>,
     runtime: Runtime,
     model: ModelHandle,
@@ -44,19 +44,19 @@ async fn start(device: &Arc<HostDevice>, myself: &ActorRef<Ask>) -> Result<(Runt
 
 impl Actor for Keeper {
     type Msg = Ask;
-    type State = Kept;
+    type State = KeeperState;
     type Arguments = (Arc<HostDevice>, Arc<AtomicUsize>);
 
     async fn pre_start(
         &self,
         myself: ActorRef<Ask>,
         (device, deaths): Self::Arguments,
-    ) -> Result<Kept, ActorProcessingErr> {
+    ) -> Result<KeeperState, ActorProcessingErr> {
         let (runtime, model) = start(&device, &myself).await?;
-        Ok(Kept { device, runtime, model, deaths })
+        Ok(KeeperState { device, runtime, model, deaths })
     }
 
-    async fn handle(&self, _: ActorRef<Ask>, message: Ask, state: &mut Kept) -> Result<(), ActorProcessingErr> {
+    async fn handle(&self, _: ActorRef<Ask>, message: Ask, state: &mut KeeperState) -> Result<(), ActorProcessingErr> {
         match message {
             Ask::Current(reply) => reply.answer((state.runtime.clone(), state.model.clone())),
             Ask::Granted(reply) => reply.answer(state.runtime.budget().snapshot().await?.granted),
@@ -75,7 +75,7 @@ impl Actor for Keeper {
         &self,
         myself: ActorRef<Ask>,
         event: SupervisionEvent,
-        state: &mut Kept,
+        state: &mut KeeperState,
     ) -> Result<(), ActorProcessingErr> {
         if let SupervisionEvent::ActorFailed(cell, _) | SupervisionEvent::ActorTerminated(cell, ..) = event
             && cell.get_id() == state.runtime.cell().get_id()

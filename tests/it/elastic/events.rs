@@ -8,7 +8,7 @@ use bursar::{
     messages::{BudgetMessage, SchedulerMessage},
 };
 
-use super::{Card, filling, watchful};
+use super::{FilledDevice, filling, watchful};
 use crate::stage::{answer, demo, eventually, story, text};
 
 /// The state of the leases according to the events.
@@ -56,7 +56,7 @@ impl Books {
 #[test]
 fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
     story(async {
-        let (device, runtime) = Card::empty(watchful()).await;
+        let (device, runtime) = FilledDevice::empty(watchful()).await;
         let (mut events, mut books) = (runtime.events(), Books::default());
         let model = demo(&runtime, filling()).await;
         books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
@@ -66,28 +66,28 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         assert_eq!(books.events.last(), Some(&Event::Ready { model: "demo".into(), kv_tokens }));
 
         // Another process takes memory and frees it.
-        let card = Card { device, runtime, model, before: ledger };
-        card.other_process_takes(Bytes::mib(4)).await;
+        let filled = FilledDevice { device, runtime, model, before: ledger };
+        filled.other_process_takes(Bytes::mib(4)).await;
         books.until(&mut events, |event| matches!(event, Event::CanaryGiven { .. })).await;
         books.until(&mut events, |event| matches!(event, Event::Shrink { .. })).await;
-        card.quiet().await;
-        card.device.foreign_gives_back(Bytes::mib(4));
-        card.regained().await;
+        filled.quiet().await;
+        filled.device.foreign_gives_back(Bytes::mib(4));
+        filled.regained().await;
         let is_whole = |event: &Event| matches!(event, Event::Growth { to_blocks, .. } if to_blocks * 16 == kv_tokens);
         books.until(&mut events, is_whole).await;
-        assert_eq!(books.granted(), card.before.granted);
+        assert_eq!(books.granted(), filled.before.granted);
         assert!(books.events.iter().any(|event| matches!(event, Event::CanaryTaken { .. })), "the canary fills first");
 
         // An actor dies.
-        let serving = card.model.serving().await.expect("the model serves");
+        let serving = filled.model.serving().await.expect("the model serves");
         serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)).expect("an actor");
         let is_its = |event: &Event| matches!(event, Event::Restart { actor: "scheduler", model: Some(_), .. });
         books.until(&mut events, is_its).await;
         books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
-        answer(&card.model, text("Are you there?")).await;
+        answer(&filled.model, text("Are you there?")).await;
 
         // The budget dies. Its successor keeps the same number of bytes free.
-        let mut canary = card.before.canary;
+        let mut canary = filled.before.canary;
         for event in &books.events {
             match event {
                 Event::CanaryTaken { bytes } => canary += *bytes,
@@ -95,22 +95,22 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
                 _ => {}
             }
         }
-        assert_eq!(canary, card.before.canary, "events add up to the size of the canary");
+        assert_eq!(canary, filled.before.canary, "events add up to the size of the canary");
         let before = books.events.len();
-        let supervised = card.runtime.supervised().await.expect("the runtime answers");
+        let supervised = filled.runtime.supervised().await.expect("the runtime answers");
         supervised.budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).expect("the budget lives");
         books.until(&mut events, |event| matches!(event, Event::Restart { actor: "budget", model: None, .. })).await;
-        assert_eq!(card.ledger().await, card.before);
+        assert_eq!(filled.ledger().await, filled.before);
 
         // A lease asks for more bytes than exist.
-        let refused = card.runtime.budget().try_lease(Class::external("index"), Bytes::mib(24)).await;
+        let refused = filled.runtime.budget().try_lease(Class::external("index"), Bytes::mib(24)).await;
         refused.expect_err("the device has less memory");
         books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;
         let names = books.events[before..].iter().map(Event::name).collect::<Vec<_>>();
         assert_eq!(names, ["restart", "lease_refused"]);
 
         // Everything ends.
-        let Card { runtime, model, .. } = card;
+        let FilledDevice { runtime, model, .. } = filled;
         runtime.unload("demo").await.expect("the model is unloaded");
         books.until(&mut events, |event| matches!(event, Event::Stopped { .. })).await;
         eventually("every lease ends", async || runtime.budget().leased_bytes().is_zero()).await;

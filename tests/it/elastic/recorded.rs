@@ -248,34 +248,34 @@ const NOT_MET: [(&str, &str); 36] = [
 #[test]
 fn a_run_of_all_features_records_every_metric() {
     let metrics_log = recorded_by(async |metrics_log| {
-        let card = Card::filled(watchful()).await;
-        let (budget, was) = (card.runtime.budget(), card.before.clone());
-        answer(&card.model, about(1)).await;
-        answer(&card.model, about(1)).await;
+        let filled = FilledDevice::filled(watchful()).await;
+        let (budget, was) = (filled.runtime.budget(), filled.before.clone());
+        answer(&filled.model, about(1)).await;
+        answer(&filled.model, about(1)).await;
         let other_words =
             Chat::new().system("Be brief.").user("What?").image(picture(1)).temperature(0.0).max_tokens(4);
-        answer(&card.model, other_words).await;
+        answer(&filled.model, other_words).await;
         drop(budget.lease(Class::external("index"), Bytes::kib(64)).await.expect("memory is free"));
         assert!(budget.try_lease(Class::external("index"), 512 * MIB).await.is_err(), "the device has less memory");
         // Another process takes everything while chats run, and frees it.
-        let talk = |number| tokio::spawn(ask_of(card.model.clone(), long(number)));
+        let talk = |number| tokio::spawn(ask_of(filled.model.clone(), long(number)));
         let chats: Vec<_> = (0..6).map(talk).collect();
         eventually("a shrink preempts a sequence", async || {
-            card.device.foreign_takes(Bytes::gib(1));
+            filled.device.foreign_takes(Bytes::gib(1));
             metrics_log.now("bursar_preemptions_total{model=demo,reason=shrink}") > 0.0
         })
         .await;
-        card.device.foreign_gives_back(Bytes::gib(1));
+        filled.device.foreign_gives_back(Bytes::gib(1));
         for chat in chats {
             chat.await.expect("no panic");
         }
-        card.regained().await;
+        filled.regained().await;
         // A step is refused memory, and an actor dies during a request.
-        let engine = card.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let engine = filled.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "the engine lives");
-        answer(&card.model, about(2)).await;
-        let dies = card.model.chat(long(2)).await.expect("accepted");
-        let scheduler = card.model.serving().await.expect("the model serves").scheduler.clone();
+        answer(&filled.model, about(2)).await;
+        let dies = filled.model.chat(long(2)).await.expect("accepted");
+        let scheduler = filled.model.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         listen(dies).await.expect("the request is computed again");
         let lease = |name: &str| {
@@ -291,7 +291,7 @@ fn a_run_of_all_features_records_every_metric() {
             used == leased && used.is_some_and(|used| used > 0.0)
         })
         .await;
-        card.runtime.shutdown().await;
+        filled.runtime.shutdown().await;
         assert_eq!(lease("bytes").expect("the cache was leased").now, 0.0, "the cache's lease was returned");
 
         // A device is lost.

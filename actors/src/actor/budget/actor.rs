@@ -233,7 +233,7 @@ impl Actor for BudgetActor {
                 }
                 myself.send_after(state.watch.quick_check_pause(), || BudgetMessage::QuickCheck);
             }
-            BudgetMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            BudgetMessage::InjectFault(fault) => return Err(fault.inject().into()),
         }
         state.read_notes()?;
         state.look_at_fences();
@@ -332,11 +332,12 @@ impl BudgetState {
     fn look_at_fences(&mut self) {
         let due = self.mailbox.books().watch.due();
         for reclaim in due {
-            match reclaim.is_light() {
-                true => self.arrive(reclaim.lease()),
+            if reclaim.is_light() {
+                self.arrive(reclaim.lease());
+            } else {
                 // Returning memory to the device is slow, and all other actors wait for answers
                 // from this actor, so another thread returns the memory.
-                false => self.mailbox.reclaim_in_background(reclaim),
+                self.mailbox.reclaim_in_background(reclaim);
             }
         }
     }

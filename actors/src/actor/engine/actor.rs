@@ -10,7 +10,8 @@ use std::{sync::Arc, time::Instant};
 use bursar_budgets::DeviceError;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 
-use self::children::{ActorParts, CHILDREN, Children};
+pub use self::children::ActorParts;
+use self::children::{CHILDREN, Children};
 use super::{
     EngineArguments, EngineMessage, WhichLane, core,
     core::{EngineCore, Input, Rules, Sized, SizedBy},
@@ -59,7 +60,7 @@ impl Actor for EngineActor {
         myself: ActorRef<EngineMessage>,
         arguments: EngineArguments,
     ) -> Result<EngineState, ActorProcessingErr> {
-        myself.send_message(EngineMessage::Attempt { attempt: 0 })?;
+        myself.send_message(EngineMessage::Input(Input::Attempt { attempt: 0 }))?;
         myself.send_message(EngineMessage::Show)?;
         let options = &arguments.options;
         let rules = Rules {
@@ -89,7 +90,7 @@ impl Actor for EngineActor {
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            EngineMessage::Attempt { attempt } => state.step(&myself, Input::Attempt { attempt }).await?,
+            EngineMessage::Input(input) => state.step(&myself, input).await?,
             EngineMessage::Loaded(outcome) => {
                 let input = state.loaded(outcome?).await;
                 state.step(&myself, input).await?;
@@ -99,9 +100,6 @@ impl Actor for EngineActor {
                 state.step(&myself, Input::Profiled { attempt, outcome }).await?;
             }
             EngineMessage::Advised(knobs) => state.step(&myself, Input::Advised(knobs?)).await?,
-            EngineMessage::Refused { which, generation, error } => {
-                state.step(&myself, Input::Refused { which, generation, error }).await?;
-            }
             EngineMessage::Recaptured { task, .. } if !state.recapture.reported(task) => {}
             // A failed capture is only counted, because steps of a size that was not captured are
             // launched kernel by kernel. If the lane has died, its scheduler reports the death, and
@@ -125,9 +123,8 @@ impl Actor for EngineActor {
                 state.change = None;
                 state.step(&myself, Input::Pool(PoolInput::Ended(outcome?))).await?;
             }
-            EngineMessage::Restart { restart } => state.step(&myself, Input::Restart { restart }).await?,
             EngineMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || EngineMessage::Show)),
-            EngineMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            EngineMessage::InjectFault(fault) => return Err(fault.inject().into()),
             EngineMessage::FailLaunches { which, after, count } => {
                 if let Some(lane) = state.lane(which) {
                     lane.submit(Job::FailLaunches { after, count });

@@ -8,7 +8,8 @@ use bursar_model::checkpoint::CheckpointOrigin;
 
 use super::{LoadOptions, ProgressSink, RetainedState, Status, StatusBoard, WeightStore};
 use crate::{
-    budget::Budget, event::Event, metric, pace::GpuLoad, profile::ATTEMPTS_MAX, sleep::Wakefulness, tree::Role,
+    budget::Budget, event::Event, metric, profile::ATTEMPTS_MAX, sleep::Wakefulness, token_interval::GpuLoad,
+    tree::Role,
 };
 
 #[derive(Clone)]

@@ -2,12 +2,13 @@
 
 use super::{
     ElasticError, Outcome, Suggestion, WhichLane,
+    actor::ActorParts,
+    core::Input,
     start::{LoadFailed, LoadedModel},
 };
 use crate::{
     budget::ResizeOrder,
     capture::{CaptureError, Recaptured},
-    compute::lane::LaneError,
     profile::{ProfileError, Profiled},
     responder::Responder,
     supervise::{BackgroundTaskDied, FaultInjection},
@@ -15,8 +16,8 @@ use crate::{
 
 /// Messages from the engine itself, its profile, the budget and the runtime.
 pub enum EngineMessage {
-    /// The delay that precedes an attempt is over. Attempt 0, the first, has no wait.
-    Attempt { attempt: u32 },
+    /// An input of the state machine that needs no preparation.
+    Input(Input<ActorParts>),
     /// The weights are loaded, or loading has failed.
     Loaded(Result<Result<LoadedModel, LoadFailed>, BackgroundTaskDied>),
     /// An attempt to size the model has ended.
@@ -28,15 +29,6 @@ pub enum EngineMessage {
         least_blocks: usize,
         /// The sized model, or the reason why sizing failed.
         outcome: Result<Profiled, ProfileError>,
-    },
-    /// The device refused memory to a step or encoder batch while serving. The actor that received
-    /// the lane's error reports nothing about that job and does no more work.
-    Refused {
-        /// The lane of the actor that received the error.
-        which: WhichLane,
-        /// The generation in which that actor was started. Later actors are not affected.
-        generation: u64,
-        error: LaneError,
     },
     /// The knobs that would make the model fit have been found. This message ends a failed start.
     Advised(Result<Vec<Suggestion>, BackgroundTaskDied>),
@@ -52,11 +44,6 @@ pub enum EngineMessage {
     Ordered(ResizeOrder),
     /// A resize of the KV cache has ended.
     PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
-    /// The delay that precedes a restart is over.
-    Restart {
-        /// The number of the restart. The number is outdated if another child has died since.
-        restart: u64,
-    },
     /// Sets the gauges again, because a metrics recorder may have been installed since the last
     /// time. The engine sends this message to itself.
     Show,

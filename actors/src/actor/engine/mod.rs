@@ -20,7 +20,7 @@ mod status;
 pub use crate::knobs::{
     KvCacheType, KvCacheTypeError, Limits, LoadOptions, Precision, PrecisionError, UnknownPrecision,
 };
-pub(crate) use crate::profile::{Lanes, LanesPlace, Records, WeightStore};
+pub(crate) use crate::profile::{LaneResources, Lanes, Records, WeightStore};
 pub use crate::profile::{Progress, ProgressSink};
 pub(crate) use actor::EngineActor;
 pub(crate) use arguments::EngineArguments;

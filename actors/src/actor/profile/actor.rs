@@ -61,7 +61,7 @@ impl Actor for ProfileActor {
             ProfileMessage::Ended(outcome) => {
                 (state.arguments.report)(outcome?.map(|profiled| *profiled))?;
             }
-            ProfileMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            ProfileMessage::InjectFault(fault) => return Err(fault.inject().into()),
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use bursar_model::{
 };
 
 use super::{
-    Evidence, FaultPlan, KvCapacity, KvChoice, Lanes, LanesPlace, MemoryRequirements, Phase, ProfileError,
+    Evidence, FaultPlan, KvCapacity, KvChoice, LaneResources, Lanes, MemoryRequirements, Phase, ProfileError,
     ProfileRecord, Progress, ProgressSink, RecordedProfile, Records, StressLevel, WeightStore, shrunk,
 };
 use crate::{
@@ -23,13 +23,13 @@ use crate::{
     compute::graph::GraphKey,
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{
-        EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostSlot, HostTier, KvMemory, SamplingMemory,
+        EngineBuffers, EngineMemory, ExchangeMemory, GraphInputs, HostSlot, HostTier, KvMemory, SamplingMemory,
         StateMemory, VisionCache,
     },
     compute::{Executor, Models},
     metric,
-    pace::GpuLoad,
     responder::Responder,
+    token_interval::GpuLoad,
     tree,
 };
 
@@ -162,7 +162,7 @@ impl Attempt {
         self.enter(Phase::Probe);
         let faulty = FaultyDevice::over(self.device.clone());
         let memory = Arc::new(self.take_memory(&faulty).await?);
-        let place = LanesPlace {
+        let place = LaneResources {
             executor: self.executor.clone(),
             device: self.device.clone(),
             models: self.model.clone(),
@@ -309,7 +309,7 @@ impl Attempt {
                 taken.map_err(|source| ProfileError::Device { doing: HOST_KV, class: class(), source })
             };
             let (host_kv, host_pictures, host_states) = (take(host)?, take(host_rows)?, take(host_states)?);
-            Ok(EngineMemory::new(EngineParts {
+            Ok(EngineMemory::new(EngineBuffers {
                 step_workspace,
                 sampling,
                 vision_workspace,

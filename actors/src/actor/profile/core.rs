@@ -6,7 +6,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
 use serde::Serialize;
 
-use crate::{compute::memory::KvMemory, pace::MeasuredCosts, supervise::Intensity};
+use crate::{compute::memory::KvMemory, supervise::Intensity, token_interval::MeasuredCosts};
 
 /// Maximum number of attempts: the first one and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;

@@ -17,7 +17,7 @@ pub struct Lanes {
 
 /// Resources that lanes need.
 #[derive(Clone)]
-pub struct LanesPlace {
+pub struct LaneResources {
     /// The CPU threads or GPU kernels that compute.
     pub executor: Executor,
     /// The device on which the lanes' memory is backed.
@@ -48,14 +48,14 @@ impl Lanes {
     }
 }
 
-impl LanesPlace {
+impl LaneResources {
     /// Starts the threads. Threads of `before` that still run are kept, because two threads must
     /// not share a workspace. This call blocks.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.
     pub(super) fn start_lanes(&self, before: Option<&Lanes>) -> Result<Lanes, OpenError> {
-        let LanesPlace { executor, device, models, memory } = self;
+        let LaneResources { executor, device, models, memory } = self;
         let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>, is_linked| match before {
             Some(lane) if lane.is_alive() => Ok(lane.clone()),
             before => {

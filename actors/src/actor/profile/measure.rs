@@ -18,8 +18,8 @@ use bursar_model::{
 use super::{Attempt, Lanes, ProfileError};
 use crate::{
     compute::lane::{Acceptance, Answer, Choice, EncodeJob, Job, LaneError, StepJob},
-    pace::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork},
     responder::Responder,
+    token_interval::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork},
     tree,
 };
 

@@ -34,7 +34,7 @@ pub use core::{
 pub use error::ProfileError;
 pub use evidence::Evidence;
 pub use fault_plan::{FaultPlan, FaultPlanError};
-pub(crate) use lanes::{Lanes, LanesPlace};
+pub(crate) use lanes::{LaneResources, Lanes};
 pub use memory_requirements::{MemoryRequirements, picture_rows_in_flight};
 pub use memory_state::{MemoryState, OVERHEAD_AT_READY, default_canary};
 pub use notice::Notice;

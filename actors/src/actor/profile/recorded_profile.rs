@@ -6,7 +6,7 @@ use bursar_model::Envelope;
 use serde::{Deserialize, Serialize};
 
 use super::{ATTEMPTS_MAX, Difference, MemoryRequirements, ProfileKey, ProfileRecord};
-use crate::pace::MeasuredCosts;
+use crate::token_interval::MeasuredCosts;
 
 /// The measurements of a start and the facts that they depend on. A later start reuses the size of
 /// the KV cache, the fastest algorithm for each GEMM, and the measured times. It also runs each

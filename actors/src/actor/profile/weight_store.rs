@@ -11,7 +11,7 @@ use bursar_budgets::{Bytes, DeviceError, HostCopy, Lease, Owner, Segment};
 use tokio::sync::watch;
 use tracing::debug;
 
-use super::{Lanes, LanesPlace, ProfileError};
+use super::{LaneResources, Lanes, ProfileError};
 use crate::compute::{Executor, Models};
 
 /// State of a model that outlives its engines. The runtime holds one per model.
@@ -127,7 +127,7 @@ impl WeightStore {
     pub async fn start_lanes(
         &self,
         before: Option<Lanes>,
-        place: LanesPlace,
+        place: LaneResources,
         generation: u64,
     ) -> Result<Option<Lanes>, ProfileError> {
         let store = self.clone();

@@ -32,10 +32,10 @@ use crate::{
     credit::Credits,
     engine::{EngineArguments, Status},
     metric::{self, Architecture, Dtype, KvCacheDtype, Quantization},
-    pace::GpuLoad,
     shared::carry_out::CarryOut,
     sleep::{SleepOrder, WakeState},
     supervise::{Intensity, end_of},
+    token_interval::GpuLoad,
 };
 
 /// The supervisor of one device's budget and engines.
@@ -220,9 +220,9 @@ impl RuntimeState {
     ) -> Result<Option<Input<ActorParts>>, ActorProcessingErr> {
         Ok(Some(match message {
             RuntimeMessage::Input(input) => input,
-            RuntimeMessage::Load { name, order } => {
-                let (intensity, sleep_after) = (order.options.engine_intensity, order.options.sleep_after);
-                Input::Load(Load { name, intensity, sleep_after, order })
+            RuntimeMessage::Load { name, request } => {
+                let (intensity, sleep_after) = (request.options.engine_intensity, request.options.sleep_after);
+                Input::Load(Load { name, intensity, sleep_after, request })
             }
             RuntimeMessage::Unload { name, within, reply } => {
                 Input::Unload { name, within, waiter: Box::new(move |cut_off| reply.answer(cut_off)) }
@@ -252,7 +252,7 @@ impl RuntimeState {
                 myself.send_after(metric::SHOWN_EVERY, || RuntimeMessage::Show);
                 Input::IdleReports(self.seen())
             }
-            RuntimeMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            RuntimeMessage::InjectFault(fault) => return Err(fault.inject().into()),
         }))
     }
 

@@ -144,7 +144,7 @@ impl<P: Parts> RuntimeCore<P> {
 
     fn load(&mut self, load: Load<P>, now: Duration) {
         if self.shutdown.is_some() {
-            return self.effects.push(Effect::Refuse(load.order));
+            return self.effects.push(Effect::Refuse(load.request));
         }
         if let Some(waiting) = &mut self.lost {
             return waiting.push(load);
@@ -153,7 +153,7 @@ impl<P: Parts> RuntimeCore<P> {
         let generation = self.take_generation();
         self.models.insert(name.clone(), Model::new(generation, load.intensity, load.sleep_after, now));
         self.effects.push(Effect::ForgetDead { name: name.clone() });
-        self.effects.push(Effect::Begin { name, generation, order: load.order });
+        self.effects.push(Effect::Begin { name, generation, request: load.request });
     }
 
     fn free_name(&self, name: String) -> String {
@@ -322,7 +322,7 @@ impl<P: Parts> RuntimeCore<P> {
         let begun = self.shutdown.get_or_insert(Shutdown { waiters: Vec::new(), cut_off: 0 });
         begun.waiters.push(waiter);
         let refused = self.lost.iter_mut().flat_map(mem::take);
-        self.effects.extend(refused.map(|load| Effect::Refuse(load.order)));
+        self.effects.extend(refused.map(|load| Effect::Refuse(load.request)));
         for name in self.models.keys().cloned().collect::<Vec<_>>() {
             self.leave(name, within, None);
         }

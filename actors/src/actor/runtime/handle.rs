@@ -233,9 +233,10 @@ impl Runtime {
     ) -> Result<ModelHandle, RuntimeError> {
         let progress: ProgressSink = Arc::new(progress);
         let name = options.name.clone().unwrap_or_else(|| source.name());
-        let order = |reply| Box::new(LoadRequest { source: source.origin().clone(), options, progress, reply });
-        let loaded =
-            tree::LOAD_MODEL.ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, order: order(reply) }).await;
+        let request = |reply| Box::new(LoadRequest { source: source.origin().clone(), options, progress, reply });
+        let loaded = tree::LOAD_MODEL
+            .ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, request: request(reply) })
+            .await;
         match (loaded, self.device().check()) {
             // If the runtime ended because its device was lost, the loss is the reason to return.
             (Err(AskError::Gone { .. }), Err(lost)) => Err(lost.into()),

@@ -58,7 +58,7 @@ pub enum RuntimeMessage {
     Load {
         name: String,
         /// The model to load, and the callbacks for its start.
-        order: Box<LoadRequest>,
+        request: Box<LoadRequest>,
     },
     /// Asks for the health; see [`crate::tree::HEALTH`].
     Health(Responder<Health>),

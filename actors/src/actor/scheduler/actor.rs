@@ -31,9 +31,9 @@ use crate::{
     },
     kv::{BlockLog, Copies, KvUse, SequenceId, StateUse},
     metric::{self, Direction, DraftPosition, Permit, Preempted},
-    pace::Pacing,
     responder::Responder,
     tenant::TenantWeights,
+    token_interval::Pacing,
     vision::PinnedSet,
 };
 
@@ -170,7 +170,7 @@ impl Actor for SchedulerActor {
         Ok(SchedulerState {
             core: SchedulerCore::new(arguments.limits)
                 .with_groups(arguments.cache_groups.clone())
-                .with_pace(arguments.pacing.pace())
+                .with_token_interval(arguments.pacing.token_interval())
                 .with_tenants(arguments.tenant_weights.clone())
                 .with_fixed_drafts(arguments.has_fixed_drafts)
                 .with_draft_head(arguments.has_draft_head)
@@ -257,7 +257,7 @@ impl Actor for SchedulerActor {
                 myself.send_after(metric::SHOWN_EVERY, || SchedulerMessage::Show);
                 Vec::new()
             }
-            SchedulerMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            SchedulerMessage::InjectFault(fault) => return Err(fault.inject().into()),
         };
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {

@@ -30,13 +30,13 @@ use super::{
     draft_limit::DraftLimit,
     drafts::VerifiedDrafts,
     sequence::{Charge, History, NewSequence, Sequence},
-    step::{ChosenRows, HostCopies, PictureUse, RunningPart, RunningStep, Scored, SequenceTokens, StepPlan},
+    step::{ChosenRows, HostCopies, PictureUse, RunningSequence, RunningStep, Scored, SequenceTokens, StepPlan},
 };
 use crate::{
     kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, StateStep, Table},
     order::Line,
-    pace::Pace,
     tenant::{Tenant, TenantWeights},
+    token_interval::TokenInterval,
 };
 
 /// Inverse of the largest fraction of the running sequences that a step planned ahead may leave
@@ -122,7 +122,7 @@ pub struct SchedulerCore {
     now: Duration,
     /// The promised token interval. `None` if nothing is promised. Steps are then as large while
     /// replies are in progress as at other times.
-    pace: Option<Pace>,
+    token_interval: Option<TokenInterval>,
     /// Whether pictures are being encoded on the same GPU.
     encodes: bool,
     copies: HostCopies,
@@ -156,7 +156,7 @@ impl SchedulerCore {
             drafted: Vec::new(),
             sent_away: BTreeMap::new(),
             now: Duration::ZERO,
-            pace: None,
+            token_interval: None,
             encodes: false,
             copies: HostCopies::default(),
         }
@@ -172,8 +172,8 @@ impl SchedulerCore {
 
     /// Limits steps so that the promised token interval is kept. `None` means no promise.
     #[must_use]
-    pub fn with_pace(mut self, pace: Option<Pace>) -> Self {
-        self.pace = pace;
+    pub fn with_token_interval(mut self, token_interval: Option<TokenInterval>) -> Self {
+        self.token_interval = token_interval;
         self
     }
 
@@ -449,10 +449,8 @@ impl SchedulerCore {
         if sequence.has_begun {
             return false;
         }
-        let parts = self.under_way.iter().flat_map(|step| &step.parts).filter(|part| part.chooses);
-        parts
-            .filter_map(|part| Some((self.running.get(&part.sequence)?, part.end)))
-            .any(|(other, end)| sequence.begins_as(other, end))
+        let mut choosing = self.under_way.iter().flat_map(|step| &step.sequences).filter(|one| one.chooses);
+        choosing.any(|one| self.running.get(&one.sequence).is_some_and(|other| sequence.begins_as(other, one.end)))
     }
 
     fn launch_step(&mut self, shares: &[SequenceTokens], tables: &[Table], effects: &mut Vec<Effect>) {
@@ -527,9 +525,10 @@ impl SchedulerCore {
         }
         let has_prompts = shares.iter().any(|share| !self.running[&share.sequence].is_decoding());
         let parts = shares.iter().map(|share| share.sequence).collect();
-        let batch = match self.has_draft_head {
-            true => StepBatch::pack_with_drafts(&packed, &next_tokens),
-            false => StepBatch::pack(&packed),
+        let batch = if self.has_draft_head {
+            StepBatch::pack_with_drafts(&packed, &next_tokens)
+        } else {
+            StepBatch::pack(&packed)
         };
         StepPlan { batch, parts, has_prompts, rows, scored, shown }
     }
@@ -538,18 +537,18 @@ impl SchedulerCore {
     fn launch(&mut self, shares: &[SequenceTokens], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
         let (work, pictures, launched, has_prompts) = (self.work(shares), self.encodes, self.now, plan.has_prompts);
-        let parts = Vec::with_capacity(shares.len());
+        let sequences = Vec::with_capacity(shares.len());
         let decoding = self.streams();
         let drafts = (decoding, self.draft_limit.as_ref().map_or(0, |limit| limit.drafts_for(decoding)));
         let mut step =
-            RunningStep { parts, release_after_step: Vec::new(), work, pictures, launched, has_prompts, drafts };
+            RunningStep { sequences, release_after_step: Vec::new(), work, pictures, launched, has_prompts, drafts };
         let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
         for SequenceTokens { sequence: id, tokens, drafts, further } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");
             let chosen = rows.next_if(|rows| rows.sequence == *id);
             sequence.launch(*tokens, drafts + further, chosen.map(|_| first_row as u32));
             let (end, chooses, drafts, further) = (sequence.cached, chosen.is_some(), *drafts, *further);
-            step.parts.push(RunningPart { sequence: *id, end, chooses, drafts, further });
+            step.sequences.push(RunningSequence { sequence: *id, end, chooses, drafts, further });
             first_row += chosen.map_or(0, ChosenRows::count);
         }
         for unread in &shown.no_longer_read {

@@ -1,4 +1,4 @@
-//! Pure: chooses the number of drafts per sequence by measured goodput (tokens per second).
+//! Pure: the number of drafts per sequence, chosen by measured goodput (tokens per second).
 //! SmartSpec (Liu et al. 2024, arXiv 2406.14066) models goodput. This module measures goodput, so
 //! the result includes the acceptance rate, the cost of larger steps, and the wait for the host.
 

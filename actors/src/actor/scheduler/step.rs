@@ -7,7 +7,7 @@ use bursar_model::flow::{FurtherDrafts, StepBatch};
 
 use crate::{
     kv::SequenceId,
-    pace::{CopyCosts, StepWork},
+    token_interval::{CopyCosts, StepWork},
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -84,7 +84,7 @@ pub(super) struct SequenceTokens {
 /// A step that was submitted to the lane and has not ended.
 #[derive(Debug)]
 pub(super) struct RunningStep {
-    pub(super) parts: Vec<RunningPart>,
+    pub(super) sequences: Vec<RunningSequence>,
     /// Sequences that ended although this step includes them. Their blocks are
     /// released after the step.
     pub(super) release_after_step: Vec<SequenceId>,
@@ -98,9 +98,9 @@ pub(super) struct RunningStep {
     pub(super) drafts: (usize, usize),
 }
 
-/// A sequence's part of a running step.
+/// A sequence in a running step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RunningPart {
+pub(super) struct RunningSequence {
     pub(super) sequence: SequenceId,
     /// Tokens in the sequence's blocks after the step has run, without drafted tokens.
     pub(super) end: usize,
@@ -114,7 +114,7 @@ pub(super) struct RunningPart {
 
 impl RunningStep {
     pub(super) fn has(&self, sequence: SequenceId) -> bool {
-        self.parts.iter().any(|part| part.sequence == sequence)
+        self.sequences.iter().any(|running| running.sequence == sequence)
     }
 }
 

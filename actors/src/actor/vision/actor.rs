@@ -22,9 +22,9 @@ use crate::{
     compute::lane::{Answer, Copied, CopyJob, EncodeJob, Job, Lane, RefusalSink},
     metric::{self, Permit},
     order::{Line, Priority},
-    pace::Pacing,
     responder::Responder,
     tenant::TenantWeights,
+    token_interval::Pacing,
     tree,
 };
 
@@ -114,7 +114,7 @@ impl Drop for Decoder {
 }
 
 struct Pending {
-    rank: Priority,
+    priority: Priority,
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
     /// The files, in case they must be decoded after all: a picture without pixels may be evicted
@@ -168,9 +168,9 @@ impl Actor for VisionActor {
     ) -> Result<(), ActorProcessingErr> {
         state.core.step(Input::Streams(state.arguments.pacing.card.has_streams()));
         let effects = match message {
-            VisionMessage::Embed { pictures, rank, reply } => {
+            VisionMessage::Embed { pictures, priority, reply } => {
                 state.last_ticket = state.last_ticket.next();
-                let request = EmbedRequest { ticket: state.last_ticket, rank, plans: pictures.into(), reply };
+                let request = EmbedRequest { ticket: state.last_ticket, priority, plans: pictures.into(), reply };
                 state.embed(&myself, request)
             }
             VisionMessage::Name { files, reply } => {
@@ -211,7 +211,7 @@ impl Actor for VisionActor {
                 myself.send_after(metric::SHOWN_EVERY, || VisionMessage::Show);
                 Vec::new()
             }
-            VisionMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            VisionMessage::InjectFault(fault) => return Err(fault.inject().into()),
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
         state.forget_cancelled(&myself);
@@ -282,7 +282,7 @@ impl VisionState {
         held: Vec<Option<Known>>,
         decoded: Vec<(PictureHash, Pixels)>,
     ) -> Vec<Effect> {
-        let EmbedRequest { ticket, rank, plans, reply } = request;
+        let EmbedRequest { ticket, priority, plans, reply } = request;
         let merge = self.arguments.processors.pictures.config().merge();
         let (mut wanted, mut grids) = (Vec::new(), Vec::new());
         let mut decoded = decoded.into_iter();
@@ -305,13 +305,13 @@ impl VisionState {
             }
         }
         let keys = wanted.iter().map(|picture| picture.key).collect();
-        self.pending.insert(ticket, Pending { rank: rank.clone(), grids, keys, plans, reply });
-        self.core.step(Input::Want(ticket, rank, wanted))
+        self.pending.insert(ticket, Pending { priority: priority.clone(), grids, keys, plans, reply });
+        self.core.step(Input::Want(ticket, priority, wanted))
     }
 
     /// Queues a request until a thread is free to decode the files that are not held.
     fn prepare(&mut self, request: EmbedRequest, held: Vec<Option<Known>>) {
-        self.undecoded.join(request.ticket, request.rank.clone(), Undecoded { request, held }, []);
+        self.undecoded.join(request.ticket, request.priority.clone(), Undecoded { request, held }, []);
     }
 
     /// Decodes the files of the next request, if a thread is free.
@@ -401,7 +401,7 @@ impl VisionState {
 
     fn act(&mut self, myself: &ActorRef<VisionMessage>, effect: Effect) {
         match effect {
-            Effect::Launch(pictures) => self.launch(myself.clone(), &pictures),
+            Effect::Encode(pictures) => self.encode(myself.clone(), &pictures),
             Effect::Copy { to_host, to_device } => {
                 let myself = myself.clone();
                 let answer = Answer::to(move |outcome: Result<_, _>| {
@@ -412,10 +412,10 @@ impl VisionState {
                 self.arguments.lane.submit(Job::Copy(Box::new(job)));
             }
             Effect::Lost(ticket) => {
-                let Pending { rank, plans, reply, .. } =
+                let Pending { priority, plans, reply, .. } =
                     self.pending.remove(&ticket).expect("each ticket is answered once");
                 let held = vec![None; plans.len()];
-                self.prepare(EmbedRequest { ticket, rank, plans, reply }, held);
+                self.prepare(EmbedRequest { ticket, priority, plans, reply }, held);
             }
             Effect::Ready(ticket, rows) => {
                 let Pending { grids, keys, reply, .. } =
@@ -432,10 +432,10 @@ impl VisionState {
         }
     }
 
-    fn launch(&mut self, myself: ActorRef<VisionMessage>, pictures: &[(PictureHash, Arc<[u32]>)]) {
+    fn encode(&mut self, myself: ActorRef<VisionMessage>, pictures: &[(PictureHash, Arc<[u32]>)]) {
         let pixels: Vec<_> = pictures
             .iter()
-            .map(|(key, rows)| (self.pixels.get(key).expect("the pixels exist until the launch"), rows))
+            .map(|(key, rows)| (self.pixels.get(key).expect("the pixels exist until the batch starts"), rows))
             .collect();
         let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.image, &rows[..])).collect();
         let batch = Arc::new(self.arguments.model.pack(&views));

@@ -9,6 +9,7 @@ use std::{
 
 use bursar_kernels::ops::copy_blocks::{BlockCopy, PREPARED_JOBS};
 use bursar_model::flow::PictureHash;
+use thiserror::Error;
 
 use crate::{
     compute::LAUNCHES,
@@ -69,7 +70,7 @@ pub enum Input {
 pub enum Effect {
     /// Encode these pictures into these rows. [`Input::Encoded`] reports the end of the encoder
     /// batch.
-    Launch(Vec<(PictureHash, Arc<[u32]>)>),
+    Encode(Vec<(PictureHash, Arc<[u32]>)>),
     /// Copy rows. [`Input::Copied`] reports the end of the copies.
     Copy {
         /// Evicted rows and their host slots. They must be copied before `to_device`.
@@ -84,15 +85,17 @@ pub enum Effect {
     /// their rows, in the request's order.
     Ready(Ticket, Vec<Arc<[u32]>>),
     /// A request can never be served.
-    Refused(Ticket, TooLarge),
+    Refused(Ticket, PicturesTooLarge),
 }
 
 /// The limit that the pictures of a request exceed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TooLarge {
-    /// The pictures need more rows than the cache has. A repeated picture is counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PicturesTooLarge {
+    /// The pictures need more rows than the vision cache has. A repeated picture is counted once.
+    #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
     Request { rows: usize, limit: usize },
-    /// A picture has more patches than an encoder batch may have.
+    /// A picture has more patches than one batch of the vision encoder may have.
+    #[error("a picture has {patches} patches; the limit of an encoder batch (`launch_patches`) is {limit}")]
     Picture { patches: usize, limit: usize },
 }
 
@@ -113,7 +116,7 @@ enum State {
     /// The picture is in no encoder batch yet.
     Queued,
     /// The picture's encoder batch is running.
-    Launched,
+    Encoding,
     /// The rows are being copied from host memory.
     Copying,
     /// The rows may be read.
@@ -220,10 +223,10 @@ impl VisionCore {
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Want(ticket, rank, pictures) => self.want(ticket, rank, pictures, &mut effects),
+            Input::Want(ticket, priority, pictures) => self.want(ticket, priority, pictures, &mut effects),
             Input::Encoded => {
-                let launched = self.under_way.pop_front().expect("only a batch under way can end");
-                self.are_there(&launched);
+                let batch = self.under_way.pop_front().expect("only a batch under way can end");
+                self.are_there(&batch);
             }
             Input::Copied => {
                 let came = self.copying.pop_front().expect("only copies under way can end");
@@ -240,7 +243,7 @@ impl VisionCore {
             self.serve_waiting(&mut effects);
             self.copy(&mut effects);
             self.answer_pending(&mut effects);
-            if !self.launch(&mut effects) {
+            if !self.start_batch(&mut effects) {
                 return effects;
             }
         }
@@ -316,15 +319,15 @@ impl VisionCore {
         self.lacks_rows && !self.waiting.is_empty()
     }
 
-    fn want(&mut self, ticket: Ticket, rank: Priority, pictures: Vec<EncodeRequest>, effects: &mut Vec<Effect>) {
+    fn want(&mut self, ticket: Ticket, priority: Priority, pictures: Vec<EncodeRequest>, effects: &mut Vec<Effect>) {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
         let patches = pictures.iter().map(|picture| picture.patches).max().unwrap_or(0);
         if patches > self.launch_patches {
-            let picture = TooLarge::Picture { patches, limit: self.launch_patches };
+            let picture = PicturesTooLarge::Picture { patches, limit: self.launch_patches };
             return effects.push(Effect::Refused(ticket, picture));
         }
         if rows > self.rows_total {
-            return effects.push(Effect::Refused(ticket, TooLarge::Request { rows, limit: self.rows_total }));
+            return effects.push(Effect::Refused(ticket, PicturesTooLarge::Request { rows, limit: self.rows_total }));
         }
         // `true` if serving the request now makes no encoder batch larger, and takes no rows that
         // another request waits for.
@@ -332,7 +335,7 @@ impl VisionCore {
         if delays_none && self.copying.len() < COPIES && self.fits(&pictures) {
             return self.give_rows(ticket, &pictures);
         }
-        self.waiting.join(ticket, rank, pictures, []);
+        self.waiting.join(ticket, priority, pictures, []);
     }
 
     fn withdraw(&mut self, ticket: Ticket) {
@@ -357,7 +360,7 @@ impl VisionCore {
     /// is not full, and copies may start. If the next request lacks rows, a limited number of
     /// requests that fit may overtake it.
     fn serve_waiting(&mut self, effects: &mut Vec<Effect>) {
-        while self.copying.len() < COPIES && !self.is_launch_full() {
+        while self.copying.len() < COPIES && !self.is_batch_full() {
             let order = self.waiting.order();
             let is_lost = |ticket: &&Ticket| !self.have_places(&self.waiting[**ticket]);
             if let Some(lost) = order.iter().find(is_lost) {
@@ -510,33 +513,33 @@ impl VisionCore {
     /// Starts an encoder batch with as many queued pictures as fit, in order. While a batch runs,
     /// the next batch starts only if it is full. A batch that is not full waits, because later
     /// arrivals may still fill it. Returns `false` if no batch can start.
-    fn launch(&mut self, effects: &mut Vec<Effect>) -> bool {
-        let (pictures, is_full) = self.next_launch();
+    fn start_batch(&mut self, effects: &mut Vec<Effect>) -> bool {
+        let (pictures, is_full) = self.next_batch();
         let is_idle = self.under_way.is_empty();
         if self.under_way.len() >= LAUNCHES || pictures == 0 || (!is_full && !is_idle) {
             return false;
         }
-        let launched: Vec<_> = self.queue.drain(..pictures).collect();
-        let launch = |key| {
+        let batch: Vec<_> = self.queue.drain(..pictures).collect();
+        let encoded = |key| {
             let entry: &mut Entry = self.entries.get_mut(key).expect("a queued picture has rows");
-            entry.state = State::Launched;
+            entry.state = State::Encoding;
             (*key, entry.rows.clone())
         };
-        let pictures = launched.iter().map(launch).collect();
-        self.under_way.push_back(launched);
-        effects.push(Effect::Launch(pictures));
+        let pictures = batch.iter().map(encoded).collect();
+        self.under_way.push_back(batch);
+        effects.push(Effect::Encode(pictures));
         true
     }
 
     /// Whether the next encoder batch is full, so that a picture that is queued now would have to
     /// wait for the batch after it.
-    fn is_launch_full(&self) -> bool {
-        let (pictures, is_full) = self.next_launch();
+    fn is_batch_full(&self) -> bool {
+        let (pictures, is_full) = self.next_batch();
         pictures > 0 && is_full
     }
 
     /// How many queued pictures the next encoder batch takes, and whether that batch is full.
-    fn next_launch(&self) -> (usize, bool) {
+    fn next_batch(&self) -> (usize, bool) {
         let mut permits = if self.has_streams { self.patches_beside_streams } else { self.launch_patches };
         for (pictures, key) in self.queue.iter().enumerate() {
             match permits.checked_sub(self.entries[key].patches) {

@@ -11,7 +11,7 @@ use bursar_model::{
 use ractor::ActorRef;
 use thiserror::Error;
 
-use super::{Ticket, TooLarge};
+use super::{PicturesTooLarge, Ticket};
 use crate::{
     budget::LeaseError, compute::lane::LaneError, order::Priority, responder::Responder, supervise::FaultInjection,
 };
@@ -25,7 +25,7 @@ pub enum VisionMessage {
         /// The pictures and videos, in the order of the request.
         pictures: Vec<MediaPlan>,
         /// The priority with which the pictures are decoded and encoded.
-        rank: Priority,
+        priority: Priority,
         /// Answered with the rows of each picture, and of each time step of the videos.
         reply: Responder<Result<PinnedSet, VisionError>>,
     },
@@ -67,7 +67,7 @@ pub enum VisionMessage {
 /// A request whose pictures are being prepared.
 pub struct EmbedRequest {
     pub(super) ticket: Ticket,
-    pub(super) rank: Priority,
+    pub(super) priority: Priority,
     /// The files, in the order of the request.
     pub(super) plans: Arc<[MediaPlan]>,
     pub(super) reply: Responder<Result<PinnedSet, VisionError>>,
@@ -104,12 +104,9 @@ pub enum VisionError {
     /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The pictures exceed the vision cache.
-    #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
-    TooLarge { rows: usize, limit: usize },
-    /// A picture has more patches than one batch of the vision encoder may have.
-    #[error("a picture has {patches} patches; the limit of an encoder batch (`launch_patches`) is {limit}")]
-    PictureTooLarge { patches: usize, limit: usize },
+    /// The pictures exceed a limit of the model.
+    #[error(transparent)]
+    TooLarge(#[from] PicturesTooLarge),
     /// Host memory for the pixels could not be leased.
     #[error(transparent)]
     Host(#[from] LeaseError),
@@ -118,23 +115,18 @@ pub enum VisionError {
     DecoderDied,
 }
 
-impl From<TooLarge> for VisionError {
-    fn from(reason: TooLarge) -> Self {
-        match reason {
-            TooLarge::Request { rows, limit } => VisionError::TooLarge { rows, limit },
-            TooLarge::Picture { patches, limit } => VisionError::PictureTooLarge { patches, limit },
-        }
-    }
-}
-
 impl Hint for VisionError {
     type Text = String;
 
     fn hint(&self) -> String {
         match self {
             VisionError::Media(error) => error.hint(),
-            VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
-            VisionError::PictureTooLarge { .. } => "send smaller pictures, or raise `launch_patches`".to_owned(),
+            VisionError::TooLarge(PicturesTooLarge::Request { .. }) => {
+                "send fewer or smaller pictures, or enlarge the vision cache".to_owned()
+            }
+            VisionError::TooLarge(PicturesTooLarge::Picture { .. }) => {
+                "send smaller pictures, or raise `launch_patches`".to_owned()
+            }
             VisionError::Host(error) => error.hint(),
             VisionError::DecoderDied => {
                 "this is a bug in Bursar; please report it, with the picture if you can".to_owned()

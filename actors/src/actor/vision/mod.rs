@@ -6,5 +6,5 @@ mod known_files;
 mod message;
 
 pub use actor::{VisionActor, VisionArguments};
-pub use core::{CacheLookup, Effect, EncodeRequest, Input, Ticket, TooLarge, VisionCore};
+pub use core::{CacheLookup, Effect, EncodeRequest, Input, PicturesTooLarge, Ticket, VisionCore};
 pub use message::{EmbedRequest, PinnedRows, PinnedSet, VisionError, VisionMessage};

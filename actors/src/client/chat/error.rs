@@ -244,9 +244,7 @@ impl ChatError {
             | ChatError::Layout(_)
             | ChatError::Sampling(_) => ErrorKind::Request,
             ChatError::Vision(error) => match &**error {
-                VisionError::Media(_) | VisionError::TooLarge { .. } | VisionError::PictureTooLarge { .. } => {
-                    ErrorKind::Request
-                }
+                VisionError::Media(_) | VisionError::TooLarge(_) => ErrorKind::Request,
                 VisionError::Host(_) => ErrorKind::Busy,
                 VisionError::DecoderDied => ErrorKind::Model,
             },

@@ -9,7 +9,7 @@ use std::{fmt, sync::Arc};
 
 use bursar_model::{
     flow::Media,
-    text::{Message, Part, ReplyFormat, Role},
+    text::{ContentPart, Message, ReplyFormat, Role},
 };
 
 pub use content::{Content, Image, Video};
@@ -253,17 +253,17 @@ impl Chat {
         let mut visuals = Vec::new();
         let messages = self.turns.iter().map(|(role, contents)| {
             let content = contents.iter().map(|content| match content {
-                Content::Text(text) => Part::Text(text.clone()),
+                Content::Text(text) => ContentPart::Text(text.clone()),
                 Content::Image(image) => {
                     visuals.push(Media::Image(image.0.clone()));
-                    Part::Image
+                    ContentPart::Image
                 }
-                Content::Reasoning(text) => Part::Reasoning(text.clone()),
-                Content::ToolCall(call) => Part::ToolCall(call.clone()),
-                Content::ResultOf(id) => Part::ResultOf(id.clone()),
+                Content::Reasoning(text) => ContentPart::Reasoning(text.clone()),
+                Content::ToolCall(call) => ContentPart::ToolCall(call.clone()),
+                Content::ResultOf(id) => ContentPart::ResultOf(id.clone()),
                 Content::Video(video) => {
                     visuals.push(Media::Video(video.0.clone()));
-                    Part::Video
+                    ContentPart::Video
                 }
             });
             Message { role: *role, content: content.collect() }

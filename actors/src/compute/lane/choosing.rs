@@ -88,7 +88,7 @@ pub(super) type ChosenTokens = Vec<Vec<Result<Token, SamplingError>>>;
 
 /// The chosen tokens of a step, or the running download.
 pub(super) enum Chosen {
-    Coming(Choosing),
+    Downloading(Choosing),
     Known(ChosenTokens),
 }
 
@@ -96,7 +96,7 @@ impl Chosen {
     /// Whether [`finish`](Chosen::finish) would return without waiting.
     pub(super) fn is_ready(&self) -> bool {
         match self {
-            Chosen::Coming(choosing) => choosing.is_ready(),
+            Chosen::Downloading(choosing) => choosing.is_ready(),
             Chosen::Known(_) => true,
         }
     }
@@ -104,7 +104,7 @@ impl Chosen {
     /// Returns the tokens. Waits if the download is still running.
     pub(super) fn finish(self, choices: &[Choice]) -> Result<ChosenTokens, KernelError> {
         match self {
-            Chosen::Coming(choosing) => choosing.finish(choices),
+            Chosen::Downloading(choosing) => choosing.finish(choices),
             Chosen::Known(tokens) => Ok(tokens),
         }
     }

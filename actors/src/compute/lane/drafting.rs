@@ -102,11 +102,13 @@ impl<B: Backend> ModelRunner<B> {
         memory: Option<DraftMemory<'_>>,
         choosing: Choosing,
     ) -> Result<(Chosen, Option<Drafting>), LaneError> {
-        let Some(DraftMemory { normed, drafted, .. }) = memory else { return Ok((Chosen::Coming(choosing), None)) };
+        let Some(DraftMemory { normed, drafted, .. }) = memory else {
+            return Ok((Chosen::Downloading(choosing), None));
+        };
         let rows = job.batch.logit_rows.len();
         let first = Drafting::First(scope.download_later(&drafted.row_range(0..rows))?);
         if job.choices.iter().all(|choice| choice.further.is_none()) {
-            return Ok((Chosen::Coming(choosing), Some(first)));
+            return Ok((Chosen::Downloading(choosing), Some(first)));
         }
         let chosen = choosing.finish(&job.choices)?;
         let mut drafts = first.finish(&job.choices, &chosen)?;

@@ -17,7 +17,7 @@ fn values(kind: Kind) -> [Value; 2] {
     match kind {
         Kind::Count(_) | Kind::CountOrNone(_) => [json!(640), json!("641")],
         Kind::Size | Kind::SizeOrNone => [json!("2GiB"), json!(4096)],
-        Kind::Share => [json!(0.5), json!("0.25")],
+        Kind::Fraction => [json!(0.5), json!("0.25")],
         Kind::Gibibytes => [json!(0), json!("4")],
         Kind::Name => [json!("eyes"), json!("ears")],
         Kind::Type => [json!("half"), json!("bf16")],

@@ -20,7 +20,7 @@ pub(crate) struct Line<I, T> {
 
 #[derive(Debug)]
 struct Waiting<T> {
-    rank: Priority,
+    priority: Priority,
     /// How many entries overtook this entry while it was next and did not fit.
     passed: u32,
     what: T,
@@ -34,18 +34,24 @@ impl<I: Copy + Ord, T> Line<I, T> {
 
     /// Adds an entry. The counters of the `served` tenants are not forgotten, because entries that
     /// left the queue may still change these counters.
-    pub(crate) fn join<'t>(&mut self, id: I, rank: Priority, what: T, served: impl IntoIterator<Item = &'t Tenant>) {
-        let waiting = || self.waiting.values().map(|waiting| &waiting.rank.tenant);
-        self.tenants.arrive(&rank.tenant, waiting());
+    pub(crate) fn join<'t>(
+        &mut self,
+        id: I,
+        priority: Priority,
+        what: T,
+        served: impl IntoIterator<Item = &'t Tenant>,
+    ) {
+        let waiting = || self.waiting.values().map(|waiting| &waiting.priority.tenant);
+        self.tenants.arrive(&priority.tenant, waiting());
         self.tenants
-            .forget(waiting().chain(served.into_iter().map(|tenant| -> &Tenant { tenant })).chain([&rank.tenant]));
-        self.rejoin(id, rank, what);
+            .forget(waiting().chain(served.into_iter().map(|tenant| -> &Tenant { tenant })).chain([&priority.tenant]));
+        self.rejoin(id, priority, what);
     }
 
     /// Adds an entry that was served and then lost its resources. Its tenant was active all the
     /// time, so the tenant's counter is not raised.
-    pub(crate) fn rejoin(&mut self, id: I, rank: Priority, what: T) {
-        self.waiting.insert(id, Waiting { rank, passed: 0, what });
+    pub(crate) fn rejoin(&mut self, id: I, priority: Priority, what: T) {
+        self.waiting.insert(id, Waiting { priority, passed: 0, what });
     }
 
     /// Removes an entry that was not served.
@@ -61,7 +67,8 @@ impl<I: Copy + Ord, T> Line<I, T> {
     /// The entries that may be served next, in order: the next entry, followed by entries that may
     /// overtake the next entry if it does not fit.
     pub(crate) fn order(&self) -> Vec<I> {
-        self.turn.order(self.oldest(), self.waiting.iter().map(|(id, waiting)| waiting.rank.place(&self.tenants, *id)))
+        self.turn
+            .order(self.oldest(), self.waiting.iter().map(|(id, waiting)| waiting.priority.place(&self.tenants, *id)))
     }
 
     pub(crate) fn contains(&self, id: I) -> bool {
@@ -89,7 +96,7 @@ impl<I: Copy + Ord, T> Line<I, T> {
     /// overtaken if it was served before, or if too many entries have overtaken it already.
     pub(crate) fn may_be_passed(&self, next: I) -> bool {
         let next = &self.waiting[&next];
-        !next.rank.had_turn && next.passed < PASSES_MAX
+        !next.priority.had_turn && next.passed < PASSES_MAX
     }
 
     /// Counts that another entry is served before `next`. `next` must be an entry that
@@ -102,9 +109,9 @@ impl<I: Copy + Ord, T> Line<I, T> {
     /// was charged before.
     pub(crate) fn serve(&mut self, id: I, cost: Option<usize>) -> T {
         self.turn.count(self.oldest(), id);
-        let Waiting { rank, what, .. } = self.waiting.remove(&id).expect("the entry is waiting");
+        let Waiting { priority, what, .. } = self.waiting.remove(&id).expect("the entry is waiting");
         if let Some(cost) = cost {
-            self.tenants.admit(&rank.tenant, cost);
+            self.tenants.admit(&priority.tenant, cost);
         }
         what
     }
@@ -129,7 +136,7 @@ mod tests {
     use super::*;
     use crate::tenant::Tenant;
 
-    fn rank(priority: i32, tenant: &str, had_turn: bool) -> Priority {
+    fn priority_of(priority: i32, tenant: &str, had_turn: bool) -> Priority {
         Priority { priority, tenant: Tenant::new(tenant), had_turn }
     }
 
@@ -142,12 +149,15 @@ mod tests {
     #[test]
     fn entries_are_ordered_by_priority_earlier_turn_and_tenant_usage() {
         let mut line = Line::new(TenantWeights::default());
-        for (id, rank) in
-            [(1, rank(0, "a", false)), (2, rank(0, "a", false)), (3, rank(0, "b", false)), (4, rank(0, "b", true))]
-        {
-            line.join(id, rank, (), []);
+        for (id, priority) in [
+            (1, priority_of(0, "a", false)),
+            (2, priority_of(0, "a", false)),
+            (3, priority_of(0, "b", false)),
+            (4, priority_of(0, "b", true)),
+        ] {
+            line.join(id, priority, (), []);
         }
-        line.join(5, rank(-1, "a", false), (), []);
+        line.join(5, priority_of(-1, "a", false), (), []);
         let order: Vec<_> = (0..5).map(|_| next(&mut line, 10)).collect();
         assert_eq!(order, [5, 4, 1, 3, 2]);
     }
@@ -155,7 +165,7 @@ mod tests {
     #[test]
     fn every_eighth_served_entry_is_the_oldest() {
         let mut line = Line::new(TenantWeights::default());
-        (0..30).for_each(|id| line.join(id, rank(if id < 2 { 1 } else { 0 }, "", false), (), []));
+        (0..30).for_each(|id| line.join(id, priority_of(if id < 2 { 1 } else { 0 }, "", false), (), []));
         let order: Vec<_> = (0..16).map(|_| next(&mut line, 1)).collect();
         assert_eq!((order[7], order[15]), (0, 1));
     }
@@ -170,7 +180,7 @@ mod tests {
             // values, and in every 50th iteration any entry fits.
             let mut line = Line::new(TenantWeights::default());
             for (id, (priority, tenant, had_turn, size)) in ranks.iter().enumerate() {
-                line.join(id, rank(*priority, ["a", "b", "c"][*tenant], *had_turn), *size, []);
+                line.join(id, priority_of(*priority, ["a", "b", "c"][*tenant], *had_turn), *size, []);
             }
             let (mut oldest, mut passed) = (0, 0);
             for moment in 0.. {

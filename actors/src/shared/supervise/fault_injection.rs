@@ -11,7 +11,7 @@ use thiserror::Error;
 ///
 /// ```
 /// use bursar_actors::supervise::FaultInjection;
-/// assert_eq!(FaultInjection::Fail.strike().to_string(), "this error was injected by a drill");
+/// assert_eq!(FaultInjection::Fail.inject().to_string(), "this error was injected by a drill");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultInjection {
@@ -31,7 +31,7 @@ impl FaultInjection {
     ///
     /// # Panics
     /// For [`FaultInjection::Panic`], on purpose.
-    pub fn strike(self) -> InjectedFault {
+    pub fn inject(self) -> InjectedFault {
         match self {
             FaultInjection::Panic => panic!("{InjectedFault}"),
             FaultInjection::Fail => InjectedFault,

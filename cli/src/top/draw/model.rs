@@ -70,13 +70,12 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     lines.extend(about("steps", steps(model)));
     lines.extend(about("sizing", sizing(model)));
     let quantiles = quantiles(&model.latencies, colors);
-    let lines = match is_wide {
-        true => join_columns(lines, quantiles, left_width),
+    let lines = if is_wide {
+        join_columns(lines, quantiles, left_width)
+    } else {
         // Place the quantiles after the lines that users read first, and before the rest.
-        false => {
-            let rest = lines.split_off(first);
-            lines.into_iter().chain(quantiles).chain(rest).collect()
-        }
+        let rest = lines.split_off(first);
+        lines.into_iter().chain(quantiles).chain(rest).collect()
     };
     Panel::titled(&model.name, model.state.word(), width, colors, lines)
 }

@@ -185,7 +185,7 @@ fn the_smallest_screen_shows_the_bar_problems_and_chosen_model() {
         "W weights 21.6 GiB",
         "canary 96.0 MiB of 256.0 MiB",
         "›captions",
-        "mending",
+        "recovery",
     ] {
         assert!(text.contains(kept), "{kept} is not on\n{text}");
     }

@@ -228,7 +228,7 @@ impl ModelState {
             ModelState::Up => "up",
             ModelState::Sizing => "sizing",
             ModelState::Starting => "starting",
-            ModelState::Recovering => "mending",
+            ModelState::Recovering => "recovery",
             ModelState::Asleep => "asleep",
             ModelState::Down => "down",
             ModelState::Unknown => "?",

@@ -79,7 +79,7 @@ impl GgufFile {
             }
         }
         files.insert("config.json", json.to_string().into_bytes());
-        let tensors = tensors::places(&file, &header, content.bytes(), &config, decoder)?;
+        let tensors = tensors::stored_tensors(&file, &header, content.bytes(), &config, decoder)?;
         let listing = header.listing.clone();
         shards.insert(0, Shard::new(&file, content, listing, tensors));
         Ok(GgufFile { path: path.to_owned(), files, shards, skipped_encoders })

@@ -13,7 +13,7 @@ use super::storage::{bytes, matrices_type, stored, type_name};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::shard::{Reading, StoredTensor, UnsupportedStorage};
 use crate::checkpoint::stored::{Stored, TensorType};
-use crate::checkpoint::tensor_info::{Change, Order, Tiling};
+use crate::checkpoint::tensor_info::{Change, ElementOrder, Tiling};
 
 /// Names of tensors outside the layers, in GGUF and in Hugging Face checkpoints. The names of the
 /// embedding and of the last norm start with the prefix of the decoder.
@@ -67,7 +67,7 @@ const EXPERTS_MAX: usize = 1 << 12;
 /// All tensors of `file`, whose bytes are `content`. The rotary divisors are left out, because they
 /// become part of the configuration. The layers that draft tokens are also left out. `decoder` is
 /// the prefix of the decoder's names.
-pub(super) fn places(
+pub(super) fn stored_tensors(
     file: &str,
     header: &Header<'_>,
     content: &[u8],
@@ -75,53 +75,55 @@ pub(super) fn places(
     decoder: &str,
 ) -> Result<BTreeMap<String, StoredTensor>, CheckpointError> {
     let damaged = |reason| CheckpointError::Header { file: file.to_owned(), reason };
-    let mut places = Places::new(header, content.len());
+    let mut table = TensorTable::new(header, content.len());
     for tensor in header.tensors.iter().filter(|tensor| tensor.name != rope_factors::TENSOR) {
-        let mut place = places.place(tensor).map_err(damaged)?;
+        let mut stored_tensor = table.plain(tensor).map_err(damaged)?;
         let name = Name::of(tensor.name);
         if name.layer.is_some_and(|layer| layer >= config.layers) {
             continue;
         }
         if let Some((_, projections)) = EXPERTS.iter().find(|(part, _)| *part == name.part) {
             let layer = name.layer.unwrap_or(0);
-            for (name, place) in of_each_expert(&place, projections).map_err(damaged)? {
-                places.insert(format!("{decoder}.layers.{layer}.mlp.experts.{name}"), place).map_err(damaged)?;
+            for (name, stored_tensor) in of_each_expert(&stored_tensor, projections).map_err(damaged)? {
+                table.insert(format!("{decoder}.layers.{layer}.mlp.experts.{name}"), stored_tensor).map_err(damaged)?;
             }
             continue;
         }
-        place.reading = reading(tensor, name.part, config).map_err(damaged)?;
-        if place.reading.change == Change::LogOfNegative {
-            check_rates(&Settings { file, values: &header.settings }, tensor, &content[place.bytes.clone()])?;
+        stored_tensor.reading = reading(tensor, name.part, config).map_err(damaged)?;
+        if stored_tensor.reading.change == Change::LogOfNegative {
+            check_rates(&Settings { file, values: &header.settings }, tensor, &content[stored_tensor.bytes.clone()])?;
         }
-        if place.reading.change != Change::Unchanged {
+        if stored_tensor.reading.change != Change::Unchanged {
             // Changes are computed in f32.
-            place.stored = place.stored.map(|(stored, _)| (stored, TensorType::F32));
+            stored_tensor.stored = stored_tensor.stored.map(|(stored, _)| (stored, TensorType::F32));
         }
         if name.part == SHARED_GATE && tensor.shape.len() == 1 {
-            place.shape.insert(0, 1);
+            stored_tensor.shape.insert(0, 1);
         }
-        places.insert(name.translated(decoder).unwrap_or_else(|| tensor.name.to_owned()), place).map_err(damaged)?;
+        table
+            .insert(name.translated(decoder).unwrap_or_else(|| tensor.name.to_owned()), stored_tensor)
+            .map_err(damaged)?;
     }
-    places.finish().map_err(damaged)
+    table.finish().map_err(damaged)
 }
 
 /// The locations of a file's tensors. No two tensors may overlap.
-pub(super) struct Places<'h> {
+pub(super) struct TensorTable<'h> {
     header: &'h Header<'h>,
     file_bytes: usize,
     matrices: TensorType,
-    places: BTreeMap<String, StoredTensor>,
+    tensors: BTreeMap<String, StoredTensor>,
     ranges: Vec<(Range<usize>, &'h str)>,
 }
 
-impl<'h> Places<'h> {
+impl<'h> TensorTable<'h> {
     pub fn new(header: &'h Header<'h>, file_bytes: usize) -> Self {
         let matrices = matrices_type(header);
-        Places { header, file_bytes, matrices, places: BTreeMap::new(), ranges: Vec::new() }
+        TensorTable { header, file_bytes, matrices, tensors: BTreeMap::new(), ranges: Vec::new() }
     }
 
     /// The location of a tensor whose elements are read unchanged.
-    pub fn place(&mut self, tensor: &TensorEntry<'h>) -> Result<StoredTensor, String> {
+    pub fn plain(&mut self, tensor: &TensorEntry<'h>) -> Result<StoredTensor, String> {
         let bytes = bytes(tensor, self.header, self.file_bytes)?;
         self.ranges.push((bytes.clone(), tensor.name));
         let stored = stored(tensor.kind).map(|stored| (stored, dtype(stored, tensor, self.matrices)));
@@ -129,13 +131,13 @@ impl<'h> Places<'h> {
         Ok(StoredTensor { stored, shape: tensor.shape.clone(), bytes, reading: Reading::default() })
     }
 
-    pub fn insert(&mut self, name: String, place: StoredTensor) -> Result<(), String> {
-        match self.places.entry(name) {
+    pub fn insert(&mut self, name: String, stored_tensor: StoredTensor) -> Result<(), String> {
+        match self.tensors.entry(name) {
             std::collections::btree_map::Entry::Occupied(entry) => {
                 Err(format!("it has the tensor {} twice", entry.key()))
             }
             std::collections::btree_map::Entry::Vacant(entry) => {
-                entry.insert(place);
+                entry.insert(stored_tensor);
                 Ok(())
             }
         }
@@ -145,7 +147,7 @@ impl<'h> Places<'h> {
         self.ranges.sort_unstable_by_key(|(range, name)| (range.start, range.end, *name));
         match self.ranges.windows(2).find(|pair| pair[0].0.end > pair[1].0.start) {
             Some(pair) => Err(format!("the tensors {} and {} overlap", pair[0].1, pair[1].1)),
-            None => Ok(self.places),
+            None => Ok(self.tensors),
         }
     }
 }
@@ -171,7 +173,7 @@ fn reading(tensor: &TensorEntry<'_>, part: &str, config: &Config) -> Result<Read
         if heads == 0 || !tensor.shape[0].is_multiple_of(2 * heads) {
             return Err(format!("the {} rows of {} do not form pairs in {heads} heads", tensor.shape[0], tensor.name));
         }
-        reading.order = Order::PairedRows(tensor.shape[0] / heads);
+        reading.order = ElementOrder::PairedRows(tensor.shape[0] / heads);
     }
     let Some(heads) = config.delta else { return Ok(reading) };
     reading.order = order(part, heads);
@@ -181,8 +183,8 @@ fn reading(tensor: &TensorEntry<'_>, part: &str, config: &Config) -> Result<Read
         _ => Change::Unchanged,
     };
     let (axis, tiling) = match reading.order {
-        Order::TiledRows(tiling) => (tensor.shape.first(), tiling),
-        Order::TiledColumns(tiling) => (tensor.shape.get(1), tiling),
+        ElementOrder::TiledRows(tiling) => (tensor.shape.first(), tiling),
+        ElementOrder::TiledColumns(tiling) => (tensor.shape.get(1), tiling),
         _ => return Ok(reading),
     };
     match axis.filter(|extent| **extent == tiling.end()) {
@@ -208,15 +210,15 @@ fn check_rates(settings: &Settings<'_>, tensor: &TensorEntry<'_>, bytes: &[u8]) 
 }
 
 /// The order of the value heads in the tensors of a gated delta net.
-fn order(part: &str, heads: DeltaHeads) -> Order {
+fn order(part: &str, heads: DeltaHeads) -> ElementOrder {
     let DeltaHeads { keys, values, key_dim, value_dim } = heads;
     let tiling = |before, width| Tiling { before, key_heads: keys, values, width };
     match part {
-        DECAY | "ssm_dt" | "ssm_alpha" | "ssm_beta" => Order::TiledRows(tiling(0, 1)),
-        "attn_gate" => Order::TiledRows(tiling(0, value_dim)),
-        "attn_qkv" | "ssm_conv1d" => Order::TiledRows(tiling(2 * keys * key_dim, value_dim)),
-        "ssm_out" => Order::TiledColumns(tiling(0, value_dim)),
-        _ => Order::Model,
+        DECAY | "ssm_dt" | "ssm_alpha" | "ssm_beta" => ElementOrder::TiledRows(tiling(0, 1)),
+        "attn_gate" => ElementOrder::TiledRows(tiling(0, value_dim)),
+        "attn_qkv" | "ssm_conv1d" => ElementOrder::TiledRows(tiling(2 * keys * key_dim, value_dim)),
+        "ssm_out" => ElementOrder::TiledColumns(tiling(0, value_dim)),
+        _ => ElementOrder::Model,
     }
 }
 

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use super::config::Config;
 use super::header::{Header, List, Setting};
 use super::settings::{GgufVision, Settings};
-use super::tensors::Places;
+use super::tensors::TensorTable;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::shard::{Content, Shard, StoredTensor};
-use crate::checkpoint::tensor_info::Order;
+use crate::checkpoint::tensor_info::ElementOrder;
 
 /// The part of a file's name that marks a vision encoder.
 const MARK: &str = "mmproj";
@@ -210,18 +210,18 @@ fn has_true(parts: List<'_>) -> bool {
 }
 
 fn tensors(header: &Header<'_>, file_bytes: usize, prefix: &str) -> Result<BTreeMap<String, StoredTensor>, String> {
-    let mut places = Places::new(header, file_bytes);
+    let mut table = TensorTable::new(header, file_bytes);
     let second = header.tensors.iter().find(|tensor| tensor.name == SECOND_FRAME);
-    let second = second.map(|tensor| places.place(tensor)).transpose()?;
+    let second = second.map(|tensor| table.plain(tensor)).transpose()?;
     for tensor in header.tensors.iter().filter(|tensor| tensor.name != SECOND_FRAME) {
-        let mut place = places.place(tensor)?;
+        let mut stored_tensor = table.plain(tensor)?;
         if tensor.name == "v.patch_embd.weight" {
             let second = second.as_ref().ok_or_else(|| format!("it lacks the tensor {SECOND_FRAME}"))?;
-            interleave(&mut place, second)?;
+            interleave(&mut stored_tensor, second)?;
         }
-        places.insert(translated(tensor.name, prefix).unwrap_or_else(|| tensor.name.to_owned()), place)?;
+        table.insert(translated(tensor.name, prefix).unwrap_or_else(|| tensor.name.to_owned()), stored_tensor)?;
     }
-    places.finish()
+    table.finish()
 }
 
 /// Combines the kernels `[hidden, channels, rows, columns]` of two frames into
@@ -244,7 +244,7 @@ fn interleave(first: &mut StoredTensor, second: &StoredTensor) -> Result<(), Str
         _ => return Ok(()),
     }
     first.shape = vec![hidden, channels, 2, rows, columns];
-    first.reading.order = Order::Interleaved(elements);
+    first.reading.order = ElementOrder::Interleaved(elements);
     first.reading.second = second.bytes.clone();
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Pure: reads the elements, scales and zero points of a packed weight.
+//! Pure: the elements, scales and zero points of a packed weight.
 
 use std::ops::Range;
 

@@ -7,10 +7,10 @@ use bursar::{Chat, ModelHandle};
 use super::{request::Fields, store::HeldTurn, tools::Tools, turns};
 use crate::{
     body::BodyPermit,
-    draft_message::{self, MediaFields},
     effort::{with_effort, with_variables},
     error::ApiError,
     form::{form, with_format},
+    request_message::{self, MediaFields},
     state::Shared,
 };
 
@@ -27,8 +27,8 @@ pub(super) async fn chat(
     let (now, before) = turns.split_last().map_or((None, turns), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|turn| &turn.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|turn| &turn.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
-    let drafts = turns::drafts(fields.instructions.as_deref(), before.chain(now))?;
-    let (mut chat, places) = draft_message::chat(drafts, model, shared, permit).await?;
+    let request_messages = turns::request_messages(fields.instructions.as_deref(), before.chain(now))?;
+    let (mut chat, places) = request_message::chat(request_messages, model, shared, permit).await?;
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
     chat = chat.tools(std::mem::take(&mut tools.functions));
     chat = chat.tool_choice(choice.clone());

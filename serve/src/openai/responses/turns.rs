@@ -7,39 +7,39 @@ use super::{
     tools::{as_arguments, shown_name},
 };
 use crate::{
-    draft_message::{DraftMessage, Piece},
     error::ApiError,
     media::{Link, Sizes},
     models::shortened,
     one_or_many::OneOrMany,
+    request_message::{Piece, RequestMessage},
     tool,
 };
 
 /// Converts items into messages. Consecutive items of the model become one message, and so
 /// do consecutive system messages.
-pub(super) fn drafts<'a>(
+pub(super) fn request_messages<'a>(
     instructions: Option<&str>,
     items: impl Iterator<Item = (String, &'a Item)>,
-) -> Result<Vec<DraftMessage>, ApiError> {
-    let mut drafts = Vec::new();
-    drafts.extend(instructions.map(|text| DraftMessage::new(Role::System, vec![Piece::text(text)])));
+) -> Result<Vec<RequestMessage>, ApiError> {
+    let mut request_messages = Vec::new();
+    request_messages.extend(instructions.map(|text| RequestMessage::new(Role::System, vec![Piece::text(text)])));
     for (param, item) in items {
-        let draft = draft(item, &param)?;
-        match draft.role {
-            Role::User => drafts.push(draft),
-            _ => DraftMessage::join(&mut drafts, draft),
+        let request_message = request_message(item, &param)?;
+        match request_message.role {
+            Role::User => request_messages.push(request_message),
+            _ => RequestMessage::join(&mut request_messages, request_message),
         }
     }
-    Ok(drafts)
+    Ok(request_messages)
 }
 
-fn draft(item: &Item, param: &str) -> Result<DraftMessage, ApiError> {
+fn request_message(item: &Item, param: &str) -> Result<RequestMessage, ApiError> {
     let lacks = |field: &str| lacks(param, item.kind.as_deref().unwrap_or("message"), field);
     match item.kind.as_deref().unwrap_or("message") {
         "message" => {
             let role = role(item.role.as_deref().ok_or_else(|| lacks("role"))?, param)?;
             let content = item.content.as_ref().ok_or_else(|| lacks("content"))?;
-            Ok(DraftMessage::new(role, pieces(content, &format!("{param}.content"))?))
+            Ok(RequestMessage::new(role, pieces(content, &format!("{param}.content"))?))
         }
         "reasoning" => {
             let parts = item.content.iter().flat_map(|content| &content.0);
@@ -47,7 +47,7 @@ fn draft(item: &Item, param: &str) -> Result<DraftMessage, ApiError> {
                 parts.chain(item.summary.iter().flatten()).filter_map(|part| part.text.as_deref()).collect();
             let thought =
                 Some(text).filter(|text| !text.is_empty()).map(|text| Piece::Content(Content::Reasoning(text)));
-            Ok(DraftMessage::new(Role::Assistant, thought.into_iter().collect()))
+            Ok(RequestMessage::new(Role::Assistant, thought.into_iter().collect()))
         }
         kind @ ("function_call" | "custom_tool_call") => {
             let name = item.name.as_ref().ok_or_else(|| lacks("name"))?;
@@ -56,13 +56,13 @@ fn draft(item: &Item, param: &str) -> Result<DraftMessage, ApiError> {
                 _ => as_arguments(item.input.as_ref().ok_or_else(|| lacks("input"))?),
             };
             let call = tool::call(item.call_id.clone(), &shown_name(item.namespace.as_deref(), name), arguments);
-            let draft = DraftMessage::new(Role::Assistant, vec![Piece::Content(call)]);
-            Ok(DraftMessage { calls: vec![item.call_id.clone()], ..draft })
+            let request_message = RequestMessage::new(Role::Assistant, vec![Piece::Content(call)]);
+            Ok(RequestMessage { calls: vec![item.call_id.clone()], ..request_message })
         }
         "function_call_output" | "custom_tool_call_output" => {
             let of = item.call_id.clone().ok_or_else(|| lacks("call_id"))?;
             let output = item.output.as_ref().ok_or_else(|| lacks("output"))?;
-            Ok(DraftMessage::result(of, pieces(output, &format!("{param}.output"))?))
+            Ok(RequestMessage::result(of, pieces(output, &format!("{param}.output"))?))
         }
         other => {
             let message = format!("items of type `{}` are not supported", shortened(other));
@@ -125,10 +125,10 @@ mod tests {
     use super::*;
     use crate::error::Shape;
 
-    fn read(items: &Value) -> Result<Vec<DraftMessage>, ApiError> {
+    fn read(items: &Value) -> Result<Vec<RequestMessage>, ApiError> {
         let OneOrMany(items): OneOrMany<Item> = serde_json::from_value(items.clone()).expect("items");
         let items = items.iter().enumerate().map(|(at, item)| (format!("input[{at}]"), item));
-        drafts(Some("be kind"), items)
+        request_messages(Some("be kind"), items)
     }
 
     #[test]
@@ -144,16 +144,21 @@ mod tests {
             {"type": "custom_tool_call", "call_id": "b", "name": "patch", "input": "*** x"},
             {"type": "custom_tool_call_output", "call_id": "b", "output": "done"},
         ]);
-        let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("the request is valid");
-        let turns: Vec<_> = drafts.iter().map(|draft| (draft.role, draft.pieces.len())).collect();
-        let Piece::Content(Content::Text(text)) = &drafts[0].pieces[0] else { panic!("the first piece is not a text") };
+        let request_messages = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("the request is valid");
+        let turns: Vec<_> = request_messages
+            .iter()
+            .map(|request_message| (request_message.role, request_message.pieces.len()))
+            .collect();
+        let Piece::Content(Content::Text(text)) = &request_messages[0].pieces[0] else {
+            panic!("the first piece is not a text")
+        };
         assert!(text.ends_with("\n\nbe brief"), "instructions are joined into one text: {text}");
         let wanted = [(Role::System, 1), (Role::User, 2), (Role::Assistant, 3), (Role::Tool, 1)];
         let calls = [(Role::Assistant, 1), (Role::Tool, 1)];
         assert_eq!(turns, [&wanted[..], &calls].concat());
-        assert_eq!(drafts[2].calls, [Some("a".to_owned())]);
-        assert_eq!(drafts[3].result_of.as_deref(), Some("a"));
-        let Piece::Content(Content::ToolCall(call)) = &drafts[4].pieces[0] else {
+        assert_eq!(request_messages[2].calls, [Some("a".to_owned())]);
+        assert_eq!(request_messages[3].result_of.as_deref(), Some("a"));
+        let Piece::Content(Content::ToolCall(call)) = &request_messages[4].pieces[0] else {
             panic!("the first piece is not a tool call")
         };
         assert_eq!(call["function"], json!({"name": "patch", "arguments": {"input": "*** x"}}));

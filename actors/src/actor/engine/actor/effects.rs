@@ -55,7 +55,7 @@ impl CarryOut for EngineState {
             Effect::Report(report) => self.report_attempt(report),
             Effect::ReportRestart { actor, reason } => self.arguments.report_restart(actor, &reason),
             Effect::AttemptAfter { attempt, wait } => {
-                myself.send_after(wait, move || EngineMessage::Attempt { attempt });
+                myself.send_after(wait, move || EngineMessage::Input(Input::Attempt { attempt }));
             }
             Effect::Advise(question) => self.advise(myself, question),
             Effect::Fail(error) => {
@@ -98,7 +98,7 @@ impl CarryOut for EngineState {
             }
             Effect::Assess { profiled, error } => return Ok(Some(self.assess(&profiled, error).await)),
             Effect::RestartAfter { restart, wait } => {
-                myself.send_after(wait, move || EngineMessage::Restart { restart });
+                myself.send_after(wait, move || EngineMessage::Input(Input::Restart { restart }));
             }
             Effect::ReportResize { from, to } => self.report_resize(from, to),
             Effect::Change { sized, change } => {

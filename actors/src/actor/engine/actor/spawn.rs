@@ -13,14 +13,14 @@ use crate::{
     compute::lane::{Job, RefusalSink},
     compute::memory::{HostTier, StateMemory, VisionCache},
     engine::{
-        EngineMessage, Lanes, LanesPlace, Serving, WhichLane,
+        EngineMessage, LaneResources, Lanes, Serving, WhichLane,
         core::{Input, SizedBy, Start},
         start::Loaded,
     },
     kv::{BlockLog, KvUse},
-    pace::Pacing,
     profile::{ProfileRecord, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments},
+    token_interval::Pacing,
     vision::{VisionActor, VisionArguments, VisionMessage},
 };
 
@@ -156,7 +156,7 @@ impl EngineState {
         }
         let Loaded { model, executor, .. } = start.loaded.clone();
         let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
-        let place = LanesPlace { executor, device, models: model, memory };
+        let place = LaneResources { executor, device, models: model, memory };
         let (weight_store, generation) = (&self.arguments.weight_store, self.arguments.owner(*attempt).generation);
         let Some(lanes) = weight_store.start_lanes(Some(profiled.lanes.clone()), place, generation).await? else {
             return Ok(profiled.lanes.clone()); // This engine is being stopped.
@@ -176,6 +176,6 @@ fn refusal_sink(myself: &ActorRef<EngineMessage>, which: WhichLane, generation: 
     let myself = myself.clone();
     Arc::new(move |error| {
         // If the engine has ended, its actors have ended too.
-        drop(myself.send_message(EngineMessage::Refused { which, generation, error }));
+        drop(myself.send_message(EngineMessage::Input(Input::Refused { which, generation, error })));
     })
 }

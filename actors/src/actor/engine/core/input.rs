@@ -58,11 +58,12 @@ pub enum Input<P: Parts> {
         profiled: P::Profiled,
         serving: P::Serving,
     },
-    /// The device refused memory to a step or encoder batch while serving.
+    /// The device refused memory to a step or encoder batch while serving. The actor that received
+    /// the lane's error reports nothing about that job and does no more work.
     Refused {
         /// The lane of the actor that received the error.
         which: WhichLane,
-        /// The number of the start that created that actor.
+        /// The number of the start that created that actor. Later actors are not affected.
         generation: u64,
         error: LaneError,
     },

@@ -270,11 +270,8 @@ impl<P: Parts> Serving<P> {
             return Some(ServingEnd::LastAttempt(error));
         }
         self.passed = AttemptState::default();
-        let shrink = match step.rules.is_pinned {
-            // If the user fixed the size of the KV cache, the size is kept, as during sizing.
-            true => PoolInput::Pause,
-            false => PoolInput::Cap(step.log.target()),
-        };
+        // If the user fixed the size of the KV cache, the size is kept, as during sizing.
+        let shrink = if step.rules.is_pinned { PoolInput::Pause } else { PoolInput::Cap(step.log.target()) };
         self.change_pool(shrink, step);
         self.serve_again(step);
         None

@@ -122,10 +122,11 @@ impl PoolCore {
                 (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
                 // A model that was refused memory must not borrow memory.
                 self.limit = self.most;
-                let to = match self.most < self.blocks {
-                    true => self.most,
+                let to = if self.most < self.blocks {
+                    self.most
+                } else {
                     // Memory was refused even though the pool is already this small.
-                    false => shrunk(self.blocks, 1).max(self.floor),
+                    shrunk(self.blocks, 1).max(self.floor)
                 };
                 self.order(to);
             }

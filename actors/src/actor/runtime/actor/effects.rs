@@ -38,11 +38,11 @@ impl CarryOut for RuntimeState {
         effect: Effect<ActorParts>,
     ) -> Result<Option<Input<ActorParts>>, ActorProcessingErr> {
         match effect {
-            Effect::Refuse(order) => order.reply.answer(Err(Arc::new(StartError::ShuttingDown))),
+            Effect::Refuse(request) => request.reply.answer(Err(Arc::new(StartError::ShuttingDown))),
             Effect::ForgetDead { name } => {
                 self.dead_models.remove(&name).iter().for_each(|dead_models| dead_models.show(false));
             }
-            Effect::Begin { name, generation, order } => self.begin(myself, name, generation, *order).await?,
+            Effect::Begin { name, generation, request } => self.begin(myself, name, generation, *request).await?,
             Effect::RespawnAfter { name, load, death, wait, reason } => {
                 let arguments = self.engines[&name].arguments.clone();
                 arguments.show(Status::Starting);

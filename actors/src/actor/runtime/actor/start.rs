@@ -24,9 +24,9 @@ impl RuntimeState {
         myself: &ActorRef<RuntimeMessage>,
         name: String,
         generation: u64,
-        order: LoadRequest,
+        request: LoadRequest,
     ) -> Result<(), ActorProcessingErr> {
-        let LoadRequest { source, options, progress, reply } = order;
+        let LoadRequest { source, options, progress, reply } = request;
         let (status, watched) = StatusBoard::new();
         let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
         metric::expect_model(&label);

@@ -21,7 +21,7 @@ pub enum Effect<P: Parts> {
         name: String,
         /// Number of the engine and of the load.
         generation: u64,
-        order: P::LoadRequest,
+        request: P::LoadRequest,
     },
     /// Report that a dead engine restarts, and release its memory. Then, after
     /// the wait, send [`Respawn`](super::Input::Respawn).

@@ -142,5 +142,5 @@ pub struct Load<P: Parts> {
     /// The model is put to sleep when it has had no request for this long.
     pub sleep_after: Option<Duration>,
     /// The model to load, and the callbacks for its start.
-    pub order: P::LoadRequest,
+    pub request: P::LoadRequest,
 }

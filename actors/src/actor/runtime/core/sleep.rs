@@ -95,10 +95,11 @@ impl<P: Parts> RuntimeCore<P> {
         let was_tried = waiting.was_tried;
         model.sleep_state = SleepState::WaitingForMemory(waiting);
         self.effects.push(Effect::ShowWaking { name: name.clone() });
-        match was_tried {
+        if was_tried {
             // A model that has already tried to start keeps its position at the front.
-            true => self.waiting.push_front(name),
-            false => self.waiting.push_back(name),
+            self.waiting.push_front(name);
+        } else {
+            self.waiting.push_back(name);
         }
         self.admit_waiting();
     }

@@ -61,7 +61,7 @@ impl Bed {
             name: text(name),
             intensity: intensity(2),
             sleep_after: Some(60 * SECOND),
-            order: name,
+            request: name,
         }))
     }
 
@@ -92,9 +92,9 @@ impl Bed {
 
 fn described(effect: &Effect<Names>) -> String {
     match effect {
-        Effect::Refuse(order) => format!("refuse {order}"),
+        Effect::Refuse(request) => format!("refuse {request}"),
         Effect::ForgetDead { name } => format!("forget failed {name}"),
-        Effect::Begin { name, generation, order } => format!("begin {name} as {generation} for {order}"),
+        Effect::Begin { name, generation, request } => format!("begin {name} as {generation} for {request}"),
         Effect::RespawnAfter { name, load, death, wait, reason } => {
             format!("respawn {name} of {load} after death {death} and {wait:?}: {reason}")
         }

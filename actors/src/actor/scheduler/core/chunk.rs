@@ -5,7 +5,7 @@
 use bursar_model::DRAFTS_OF_STEP;
 
 use super::{RunningStep, SchedulerCore, Sequence, SequenceTokens};
-use crate::pace::{Pace, StepWork};
+use crate::token_interval::{StepWork, TokenInterval};
 
 /// The fewest prompt tokens that a step with prompts runs in addition to decoding, so that prompts
 /// make progress whatever interval is promised. Larger chunks are whole multiples of this number.
@@ -42,11 +42,12 @@ impl SchedulerCore {
             budget = left.unwrap_or(budget);
             left.is_some()
         });
-        let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
-        let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, budget)) {
-            Some(budget) => split(&prompts, budget),
-            None => in_order(&prompts, budget),
-        };
+        let target = self.token_interval.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
+        let tokens =
+            match target.and_then(|token_interval| self.within_interval(token_interval, &decoding, &prompts, budget)) {
+                Some(budget) => split(&prompts, budget),
+                None => in_order(&prompts, budget),
+            };
         let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| {
             let further = s.further_drafts(tokens, 0, further_max);
             SequenceTokens { sequence: s.id(), tokens, drafts: 0, further }
@@ -103,9 +104,11 @@ impl SchedulerCore {
 
     /// Learns that the oldest running step took `micros` µs.
     pub(super) fn learn(&mut self, micros: u64) {
-        let has_drafts = |step: &RunningStep| step.parts.iter().any(|part| part.drafts + part.further > 0);
-        if let (Some(pace), Some(step)) = (&mut self.pace, self.under_way.front().filter(|step| !has_drafts(step))) {
-            pace.costs.learn(&step.work, step.pictures, micros);
+        let has_drafts = |step: &RunningStep| step.sequences.iter().any(|running| running.drafts + running.further > 0);
+        if let (Some(token_interval), Some(step)) =
+            (&mut self.token_interval, self.under_way.front().filter(|step| !has_drafts(step)))
+        {
+            token_interval.costs.learn(&step.work, step.pictures, micros);
         }
     }
 
@@ -117,17 +120,23 @@ impl SchedulerCore {
 
     /// The most prompt tokens with which the step keeps the promise. `None` if the step keeps the
     /// promise with all prompt tokens that fit.
-    fn within_pace(&self, pace: &Pace, decoding: &[&Sequence], prompts: &[&Sequence], budget: usize) -> Option<usize> {
+    fn within_interval(
+        &self,
+        token_interval: &TokenInterval,
+        decoding: &[&Sequence],
+        prompts: &[&Sequence],
+        budget: usize,
+    ) -> Option<usize> {
         let mut alone = StepWork::default();
         decoding.iter().for_each(|sequence| add(&mut alone, sequence, 1));
-        let mut allowed = pace.step_micros(pace.costs.predict(&alone, self.encodes));
+        let mut allowed = token_interval.step_micros(token_interval.costs.predict(&alone, self.encodes));
         if self.some_join_every_other_step() {
             allowed /= 2;
         }
         let keeps = |chunk: usize| {
             let mut work = alone;
             prompts.iter().zip(split(prompts, chunk)).for_each(|(sequence, tokens)| add(&mut work, sequence, tokens));
-            pace.costs.predict(&work, self.encodes) <= allowed
+            token_interval.costs.predict(&work, self.encodes) <= allowed
         };
         if keeps(budget) {
             return None;

@@ -6,8 +6,8 @@ use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::PREPARED_JOBS};
 use super::{Effect, SchedulerCore, Sequence};
 use crate::{
     kv::{Copies, SequenceId},
-    pace::CopyCosts,
     scheduler::step::CopyUnderWay,
+    token_interval::CopyCosts,
 };
 
 /// While this many copies are running, only copies that a step needs may begin. The device has

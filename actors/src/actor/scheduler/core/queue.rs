@@ -11,8 +11,8 @@ use crate::{
     deadline::{Deadline, Deadlines},
     kv::SequenceId,
     order::Priority,
-    pace::StepWork,
     scheduler::SchedulingParams,
+    token_interval::StepWork,
 };
 
 impl Sequence {
@@ -66,10 +66,10 @@ impl SchedulerCore {
     /// step with only this sequence, of which `found` tokens are cached. Zero if no costs are
     /// known.
     fn until_token(&self, sequence: &Sequence, found: usize) -> Duration {
-        let Some(pace) = &self.pace else { return Duration::ZERO };
+        let Some(token_interval) = &self.token_interval else { return Duration::ZERO };
         let mut work = StepWork::default();
         work.add_prompt(found, (sequence.tokens() - found).min(self.limits.step_tokens));
-        Duration::from_micros(pace.costs.predict(&work, false))
+        Duration::from_micros(token_interval.costs.predict(&work, false))
     }
 
     /// The running sequences that are less urgent than `next` and may be preempted once more, the

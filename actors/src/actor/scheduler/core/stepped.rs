@@ -5,7 +5,7 @@ use crate::{
     kv::BlockEvent,
     scheduler::{
         Finish,
-        step::{RunningPart, SequenceTokens},
+        step::{RunningSequence, SequenceTokens},
     },
 };
 
@@ -18,35 +18,35 @@ impl SchedulerCore {
         // would include idle time. Pictures that are encoded at the same time slow steps down, too.
         let is_measured = !step.has_prompts && !step.pictures && step.launched <= began;
         if let Some(limit) = self.draft_limit.as_mut().filter(|_| is_measured) {
-            let each = tokens.iter().map(Vec::len).sum::<usize>() as f64 / step.parts.len() as f64;
+            let each = tokens.iter().map(Vec::len).sum::<usize>() as f64 / step.sequences.len() as f64;
             limit.learn(step.drafts, each, (self.now - began).as_micros() as u64);
         }
         let drafts_max = self.drafts_each();
         let mut tokens = tokens.iter();
         let mut drafted = std::mem::take(&mut self.drafted).into_iter();
         let mut ended = Vec::new();
-        for part in step.parts {
-            let chosen = part.chooses.then(|| tokens.next().expect("each sequence that chooses has tokens"));
+        for running in step.sequences {
+            let chosen = running.chooses.then(|| tokens.next().expect("each sequence that chooses has tokens"));
             let proposed = chosen.and_then(|_| drafted.next()).unwrap_or_default();
             // The sequence has ended in the meantime, so its part of the step was wasted.
-            if !self.running.contains_key(&part.sequence) {
+            if !self.running.contains_key(&running.sequence) {
                 continue;
             }
             let finish = match chosen {
-                Some(chosen) => self.chose(part, chosen, (proposed, drafts_max), effects),
+                Some(chosen) => self.chose(running, chosen, (proposed, drafts_max), effects),
                 None => {
-                    self.kv.release_skipped(part.sequence, part.end);
+                    self.kv.release_skipped(running.sequence, running.end);
                     None
                 }
             };
-            let sequence = &self.running[&part.sequence];
+            let sequence = &self.running[&running.sequence];
             if let Some(finish) = finish {
                 let produced = sequence.spec.produced;
                 self.replies.record(sequence.spec.tokens_max, produced);
                 self.missed_by.extend(sequence.expected.map(|expected| expected.abs_diff(produced)));
-                effects.push(Effect::Finished(part.sequence, finish));
+                effects.push(Effect::Finished(running.sequence, finish));
             }
-            ended.extend((finish.is_some() || sequence.cancelled).then_some(part.sequence));
+            ended.extend((finish.is_some() || sequence.cancelled).then_some(running.sequence));
         }
         // Sequences that were canceled during the step and were not part of the step.
         let cancelled = self.running.values().filter(|s| s.cancelled && !s.is_fetching).map(Sequence::id);
@@ -68,14 +68,14 @@ impl SchedulerCore {
     /// `drafts_max` are used. Returns how the sequence has ended, if it has.
     fn chose(
         &mut self,
-        part: RunningPart,
+        running: RunningSequence,
         chosen: &[Option<u32>],
         (proposed, drafts_max): (Vec<u32>, usize),
         effects: &mut Vec<Effect>,
     ) -> Option<Finish> {
-        let id = part.sequence;
+        let id = running.sequence;
         let sequence = self.running.get_mut(&id).expect("the sequence was looked up before");
-        let has_drafts = part.drafts + part.further > 0;
+        let has_drafts = running.drafts + running.further > 0;
         sequence.chose(has_drafts);
         let (mut finish, mut pushed) = (None, 0);
         let wanted = if sequence.cancelled { &[][..] } else { chosen };
@@ -103,9 +103,9 @@ impl SchedulerCore {
         // sequence reads a block that is still being written.
         let end = if self.kv.has_states() {
             sequence.state_lag = accepted;
-            part.end
+            running.end
         } else {
-            part.end + accepted
+            running.end + accepted
         };
         if let Some(Some(_)) = chosen.first() {
             let (first, keys) = sequence.filled(end);
@@ -117,7 +117,7 @@ impl SchedulerCore {
         }
         // The next step, which may be running, begins after these tokens.
         self.kv.release_skipped(id, end);
-        let verified = (part.drafts > 0).then(|| (part.drafts, chosen.len() - 1));
+        let verified = (running.drafts > 0).then(|| (running.drafts, chosen.len() - 1));
         if has_drafts {
             assert!(!self.under_way.iter().any(|step| step.has(id)), "a step under way may use the blocks of drafts");
             self.kv.truncate(id, sequence.spec.tokens.len());

@@ -20,12 +20,12 @@ mod ahead;
 mod charges;
 mod drafts;
 mod host;
-mod pace;
 mod pictures;
 mod pool;
 mod queue;
 mod sequences;
 mod states;
+mod token_interval;
 mod windows;
 
 const STOP: u32 = 0;

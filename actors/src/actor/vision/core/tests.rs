@@ -27,7 +27,7 @@ fn rows(rows: &[u32]) -> Arc<[u32]> {
 fn the_same_picture_twice_in_one_request_is_encoded_once() {
     let mut vision = VisionCore::new(10, 100);
     let effects = vision.step(want(1, vec![picture(1, 3), picture(1, 3)]));
-    assert_eq!(effects, [Effect::Launch(vec![(hash(1), rows(&[0, 1, 2]))])]);
+    assert_eq!(effects, [Effect::Encode(vec![(hash(1), rows(&[0, 1, 2]))])]);
     assert_eq!(vision.step(Input::Encoded), [Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2]); 2])]);
     vision.step(Input::Unpin(vec![hash(1), hash(1)]));
     assert_eq!(vision.counts(), (7, 1), "a picture that no request holds stays cached");
@@ -70,15 +70,15 @@ fn a_constantly_used_picture_is_evicted_for_a_waiting_request() {
     }
     assert_eq!(vision.step(want(99, vec![picture(1, 4)])), [], "no further request may pass the second");
     let effects = vision.step(Input::Unpin(vec![hash(1)]));
-    assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == hash(2)), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::Encode(pictures)] if pictures[0].0 == hash(2)), "{effects:?}");
 }
 
 #[test]
-fn two_requests_for_one_picture_share_the_launch() {
+fn two_requests_for_one_picture_share_the_batch() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 3)]));
     assert_eq!(vision.step(want(2, vec![picture(1, 3)])), []);
-    assert!(!vision.need_pixels().contains(&hash(1)), "the running launch already has the pixels");
+    assert!(!vision.need_pixels().contains(&hash(1)), "the running batch already has the pixels");
     let effects = vision.step(Input::Encoded);
     assert_eq!(
         effects,
@@ -99,11 +99,11 @@ fn a_request_waits_for_all_rows_and_evicts_unpinned_pictures() {
     vision.step(Input::Encoded);
     assert_eq!(
         vision.step(want(4, vec![picture(4, 11)])),
-        [Effect::Refused(Ticket(4), TooLarge::Request { rows: 11, limit: 10 })]
+        [Effect::Refused(Ticket(4), PicturesTooLarge::Request { rows: 11, limit: 10 })]
     );
     let mut vision = VisionCore::new(100, 10);
     let wide = vision.step(want(1, vec![picture(1, 4)]));
-    assert_eq!(wide, [Effect::Refused(Ticket(1), TooLarge::Picture { patches: 16, limit: 10 })]);
+    assert_eq!(wide, [Effect::Refused(Ticket(1), PicturesTooLarge::Picture { patches: 16, limit: 10 })]);
 }
 
 #[test]
@@ -121,38 +121,38 @@ fn pictures_are_evicted_in_release_order_and_only_as_needed() {
 }
 
 #[test]
-fn a_launch_never_exceeds_its_patch_permits() {
+fn a_batch_never_exceeds_its_patch_permits() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(want(1, vec![picture(1, 5)]));
     vision.step(want(2, vec![picture(2, 6)]));
     let effects = vision.step(want(3, vec![picture(3, 5)]));
-    let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
+    let Some(Effect::Encode(pictures)) = effects.last() else { panic!("{effects:?}") };
     let keys: Vec<u8> = pictures.iter().map(|(key, _)| key.0[0]).collect();
     assert_eq!(keys, [2], "24 + 20 patches exceed the limit of 40, so the third picture waits");
     vision.step(want(4, vec![picture(4, 6)]));
     let effects = vision.step(Input::Encoded);
-    let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
+    let Some(Effect::Encode(pictures)) = effects.last() else { panic!("{effects:?}") };
     assert_eq!(pictures.len(), 1, "20 + 24 patches exceed the limit too");
 }
 
 #[test]
-fn only_a_full_launch_is_queued_after_a_running_one() {
+fn only_a_full_batch_is_queued_after_a_running_one() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(want(1, vec![picture(1, 5)]));
-    assert_eq!(vision.step(want(2, vec![picture(2, 6)])), [], "a launch that is not full waits for the next picture");
+    assert_eq!(vision.step(want(2, vec![picture(2, 6)])), [], "a batch that is not full waits for the next picture");
     let names = |effects: &[Effect]| match effects {
-        [.., Effect::Launch(pictures)] => pictures.iter().map(|(key, _)| key.0[0]).collect(),
+        [.., Effect::Encode(pictures)] => pictures.iter().map(|(key, _)| key.0[0]).collect(),
         effects => panic!("{effects:?}"),
     };
     let begun: Vec<u8> = names(&vision.step(want(3, vec![picture(3, 4)])));
-    assert_eq!(begun, [2, 3], "24 + 16 patches fill a launch");
-    assert_eq!(vision.step(want(4, vec![picture(4, 10)])), [], "two launches are running");
+    assert_eq!(begun, [2, 3], "24 + 16 patches fill a batch");
+    assert_eq!(vision.step(want(4, vec![picture(4, 10)])), [], "two batches are running");
     assert!(
         !vision.need_pixels().contains(&hash(3)) && vision.need_pixels().contains(&hash(4)),
         "only the fourth picture waits"
     );
     let effects = vision.step(Input::Encoded);
-    assert_eq!(effects[0], Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2, 3, 4])]), "launches end in order");
+    assert_eq!(effects[0], Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2, 3, 4])]), "batches end in order");
     assert_eq!(names(&effects), [4]);
     let effects = vision.step(Input::Encoded);
     assert!(matches!(effects[..], [Effect::Ready(Ticket(2), _), Effect::Ready(Ticket(3), _)]), "{effects:?}");
@@ -172,8 +172,8 @@ fn a_withdrawn_request_frees_its_rows_in_every_state() {
     // Request 1 waits for its encoder batch. Withdrawing the request does not stop the batch. When
     // the batch has ended, the rows of request 1 are free for other requests.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
-    assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
-    assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the launch is running");
+    assert_eq!(vision.step(Input::Encoded), [Effect::Encode(vec![(hash(3), rows(&[8, 9]))])]);
+    assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the batch is running");
     assert_eq!(vision.counts(), (1, 2), "the first picture is evicted for the fourth");
     assert_eq!(vision.step(Input::Withdraw(Ticket(9))), [], "withdrawing an unknown ticket has no effect");
 }
@@ -184,7 +184,7 @@ fn at_most_32_requests_overtake_one_waiting_for_rows() {
     vision.step(want(1, vec![picture(1, 7)]));
     vision.step(Input::Encoded);
     assert_eq!(vision.step(want(2, vec![picture(2, 5)])), [], "only three rows are free");
-    assert!(matches!(vision.step(want(3, vec![picture(3, 1)]))[..], [Effect::Launch(_)]), "the third picture fits");
+    assert!(matches!(vision.step(want(3, vec![picture(3, 1)]))[..], [Effect::Encode(_)]), "the third picture fits");
     vision.step(Input::Encoded);
     for ticket in 4..4 + 31 {
         assert!(
@@ -196,7 +196,7 @@ fn at_most_32_requests_overtake_one_waiting_for_rows() {
     assert_eq!(vision.recall(&[hash(3)]), None, "a recall of a cached picture may not pass request 2 either");
     let effects = vision.step(Input::Unpin(vec![hash(1)]));
     assert!(
-        matches!(&effects[..], [Effect::Ready(Ticket(99), _), Effect::Launch(pictures)] if pictures[0].0 == hash(2))
+        matches!(&effects[..], [Effect::Ready(Ticket(99), _), Effect::Encode(pictures)] if pictures[0].0 == hash(2))
     );
     vision.step(Input::Encoded);
     let returns = Priority { had_turn: true, ..Priority::default() };
@@ -209,13 +209,13 @@ fn rank(priority: i32, tenant: &str) -> Priority {
 }
 
 /// Ends encoder batches until all requests are answered. Returns the tickets in answer order.
-fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
-    let (mut launches, mut answers) = (launched, Vec::new());
-    while launches > 0 {
-        launches -= 1;
+fn answers(vision: &mut VisionCore, started: usize) -> Vec<u64> {
+    let (mut batches, mut answers) = (started, Vec::new());
+    while batches > 0 {
+        batches -= 1;
         for effect in vision.step(Input::Encoded) {
             match effect {
-                Effect::Launch(_) => launches += 1,
+                Effect::Encode(_) => batches += 1,
                 Effect::Ready(ticket, _) => answers.push(ticket.0),
                 effect => panic!("{effect:?}"),
             }
@@ -228,19 +228,19 @@ fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
 fn urgent_requests_and_other_tenants_overtake_a_backlog_of_pictures() {
     // There are rows for all pictures, and four pictures fill an encoder batch.
     let mut vision = VisionCore::new(2000, 40);
-    let mut launched = 0;
+    let mut started = 0;
     let mut ask = |vision: &mut VisionCore, ticket: u64, rank: Priority| {
         let key = PictureHash(std::array::from_fn(|place| (ticket >> (place % 2 * 8)) as u8));
         let pictures = vec![EncodeRequest { key, rows: 2, patches: 10, has_pixels: true }];
         let effects = vision.step(Input::Want(Ticket(ticket), rank, pictures));
-        launched += effects.iter().filter(|effect| matches!(effect, Effect::Launch(_))).count();
+        started += effects.iter().filter(|effect| matches!(effect, Effect::Encode(_))).count();
     };
     (1..=500).for_each(|ticket| ask(&mut vision, ticket, rank(0, "a")));
     ask(&mut vision, 501, rank(0, "b"));
     ask(&mut vision, 502, rank(-1, "a"));
     ask(&mut vision, 503, Priority { had_turn: true, ..rank(0, "a") });
     (504..=520).for_each(|ticket| ask(&mut vision, ticket, rank(1, "c")));
-    let answers = answers(&mut vision, launched);
+    let answers = answers(&mut vision, started);
     assert_eq!(answers.len(), 520);
     let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("the ticket was answered");
     // The pictures of requests 501 to 503 are preceded by two running encoder batches, one full
@@ -252,28 +252,28 @@ fn urgent_requests_and_other_tenants_overtake_a_backlog_of_pictures() {
 }
 
 #[test]
-fn tenants_share_launches_by_weight() {
+fn tenants_share_batches_by_weight() {
     let weights = TenantWeights::of([("b", 3)]).expect("the weights are valid");
     let mut vision = VisionCore::new(200, 4).with_tenants(weights);
-    let mut launched = 0;
+    let mut started = 0;
     for ticket in 0..80 {
         let tenant = if ticket < 40 { "a" } else { "b" };
         let effects = vision.step(Input::Want(Ticket(ticket), rank(0, tenant), vec![picture(ticket as u8, 1)]));
-        launched += effects.iter().filter(|effect| matches!(effect, Effect::Launch(_))).count();
+        started += effects.iter().filter(|effect| matches!(effect, Effect::Encode(_))).count();
     }
-    let of_b = answers(&mut vision, launched)[..40].iter().filter(|ticket| **ticket >= 40).count();
-    assert!((25..=30).contains(&of_b), "tenant b gets about three quarters of the launches: {of_b} of 40");
+    let of_b = answers(&mut vision, started)[..40].iter().filter(|ticket| **ticket >= 40).count();
+    assert!((25..=30).contains(&of_b), "tenant b gets about three quarters of the batches: {of_b} of 40");
 }
 
 #[test]
-fn a_request_for_cached_pictures_does_not_wait_for_launches() {
+fn a_request_for_cached_pictures_does_not_wait_for_batches() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
     (2..9).for_each(|ticket| _ = vision.step(want(ticket, vec![picture(ticket as u8, 10)])));
     assert!(matches!(vision.step(want(9, vec![picture(1, 4)]))[..], [Effect::Ready(Ticket(9), _)]));
     assert!(vision.recall(&[hash(1)]).is_some(), "no waiting request lacks rows");
-    assert!(!vision.holds(&hash(8)), "the last request waits for a launch and may still be passed");
+    assert!(!vision.holds(&hash(8)), "the last request waits for a batch and may still be passed");
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     vision.step(Input::Encoded);
     assert!(vision.need_pixels().contains(&hash(1)));
     let effects = vision.step(Input::Unpin(vec![hash(3)]));
-    assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == hash(1)), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::Encode(pictures)] if pictures[0].0 == hash(1)), "{effects:?}");
 }
 
 fn copies(pairs: &[(u32, u32)]) -> Vec<BlockCopy> {
@@ -319,7 +319,7 @@ fn an_evicted_picture_is_copied_back_without_being_encoded() {
     let (mut vision, effects) = evicted(20);
     let leaves = Effect::Copy { to_host: copies(&[(0, 0), (1, 1), (2, 2), (3, 3)]), to_device: Vec::new() };
     assert_eq!(effects[0], leaves, "the picture is copied out before its rows are overwritten");
-    assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures[0].0 == hash(2)), "{effects:?}");
+    assert!(matches!(&effects[1], Effect::Encode(pictures) if pictures[0].0 == hash(2)), "{effects:?}");
     assert!(vision.holds_all(&[hash(1), hash(2)]) && !vision.holds_all(&[hash(3)]));
     assert_eq!(vision.recall(&[hash(1)]), None);
     assert_eq!(vision.step(want(3, vec![held(1, 4)])), [], "there are no free rows");
@@ -356,7 +356,7 @@ fn a_picture_is_copied_back_while_new_pictures_are_encoded() {
         vision.step(Input::Unpin(vec![hash(2)]));
         let effects = vision.step(want(3, vec![of(1, 4), picture(3, 2)]));
         assert!(matches!(&effects[0], Effect::Copy { to_device, .. } if to_device.len() == 4), "{effects:?}");
-        assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures.len() == 1 && pictures[0].0 == hash(3)));
+        assert!(matches!(&effects[1], Effect::Encode(pictures) if pictures.len() == 1 && pictures[0].0 == hash(3)));
         assert_eq!(vision.step(Input::Encoded), [], "one picture is still being copied");
         vision.step(Input::Copied);
         assert!(matches!(vision.step(Input::Copied)[..], [Effect::Ready(Ticket(3), _)]));
@@ -452,7 +452,7 @@ proptest::proptest! {
         let mut copying: VecDeque<Vec<(u32, PictureHash)>> = VecDeque::new();
         let mut open: BTreeMap<u64, (Vec<u8>, Priority)> = BTreeMap::new();
         let mut held: Vec<Held> = Vec::new();
-        let mut launched: VecDeque<Vec<(PictureHash, Arc<[u32]>)>> = VecDeque::new();
+        let mut started: VecDeque<Vec<(PictureHash, Arc<[u32]>)>> = VecDeque::new();
         let mut contents: Vec<Option<PictureHash>> = vec![None; cache_rows];
         let mut pixels: Vec<PictureHash> = Vec::new();
         let mut next = 0;
@@ -479,7 +479,7 @@ proptest::proptest! {
                     open.insert(next, (names, rank.clone()));
                     vision.step(Input::Want(Ticket(next), rank, wanted))
                 }
-                Event::Encoded => match launched.pop_front() {
+                Event::Encoded => match started.pop_front() {
                     None => continue,
                     Some(pictures) => {
                         for (key, rows) in pictures {
@@ -502,18 +502,18 @@ proptest::proptest! {
             };
             for effect in effects {
                 match effect {
-                    Effect::Launch(pictures) => {
-                        proptest::prop_assert!(launched.len() < LAUNCHES, "{} launches under way", launched.len());
+                    Effect::Encode(pictures) => {
+                        proptest::prop_assert!(started.len() < LAUNCHES, "{} batches under way", started.len());
                         let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * 4).sum();
                         proptest::prop_assert!(patches <= permits * 4);
                         for (key, rows) in &pictures {
-                            proptest::prop_assert!(pixels.contains(key), "pixels exist until their launch");
+                            proptest::prop_assert!(pixels.contains(key), "pixels exist until their batch starts");
                             let read = |row: &u32| held.iter().any(|(_, rows)| rows.iter().any(|r| r.contains(row)));
                             proptest::prop_assert!(!rows.iter().any(read), "no row that is read is overwritten");
                         }
                         let written = pictures.iter().flat_map(|(_, rows)| rows.iter());
                         written.for_each(|row| contents[*row as usize] = None);
-                        launched.push_back(pictures);
+                        started.push_back(pictures);
                     }
                     Effect::Copy { to_host, to_device } => {
                         proptest::prop_assert!(copying.len() < COPIES, "{} copies under way", copying.len());
@@ -549,9 +549,9 @@ proptest::proptest! {
                         let sizes: BTreeSet<usize> = names.iter().map(|name| usize::from(*name)).collect();
                         let patches = sizes.last().expect("a request has pictures") * 4;
                         let expected = if patches > permits * 4 {
-                            TooLarge::Picture { patches, limit: permits * 4 }
+                            PicturesTooLarge::Picture { patches, limit: permits * 4 }
                         } else {
-                            TooLarge::Request { rows: sizes.iter().sum(), limit: cache_rows }
+                            PicturesTooLarge::Request { rows: sizes.iter().sum(), limit: cache_rows }
                         };
                         proptest::prop_assert_eq!(&reason, &expected);
                         proptest::prop_assert!(patches > permits * 4 || sizes.iter().sum::<usize>() > cache_rows);

@@ -32,8 +32,8 @@ pub(crate) struct RequestPictures {
 impl RequestPictures {
     /// Finds out which pictures of a request have their tokens in the prefix cache, and gets rows
     /// of the vision cache for all other pictures. If `may_be_computed` is `false`, the prefix
-    /// cache is not used and all pictures get rows. `rank` orders this request among all requests
-    /// that wait for rows. Returns `None` if an actor died.
+    /// cache is not used and all pictures get rows. `priority` orders this request among all
+    /// requests that wait for rows. Returns `None` if an actor died.
     ///
     /// # Errors
     /// [`ChatError::Media`] for a picture that cannot be read.
@@ -43,7 +43,7 @@ impl RequestPictures {
         prompt: &PromptLayout,
         prefix: &mut PrefixKeys,
         may_be_computed: bool,
-        rank: Priority,
+        priority: Priority,
     ) -> Result<Option<Self>, ChatError> {
         let Some(vision) = serving.vision.as_ref().filter(|_| !files.is_empty()) else {
             return Ok(Some(RequestPictures::default()));
@@ -55,7 +55,7 @@ impl RequestPictures {
         if others.is_empty() {
             return Ok(Some(RequestPictures { computed, pins: None }));
         }
-        let embed = |reply| VisionMessage::Embed { pictures: others.to_vec(), rank, reply };
+        let embed = |reply| VisionMessage::Embed { pictures: others.to_vec(), priority, reply };
         match tree::EMBED_PICTURES.ask(vision, embed).await {
             Ok(Ok(pins)) => Ok(Some(RequestPictures { computed, pins: Some(Arc::new(pins)) })),
             Ok(Err(VisionError::Media(error))) => Err(error.after(before).into()),

@@ -91,8 +91,9 @@ impl Image {
     /// of `max_patches` in transformers' processor for InternVL, and of `max_dynamic_patch` in
     /// InternVL's releases. A picture with this limit is refused when the chat is sent if `max` is
     /// above the model's envelope, or if the model does not cut pictures into tiles.
-    pub fn within_tiles(self, max: u32) -> Self {
-        let own = ResizeLimits { tiles_max: Some(max), ..self.0.own_limits() };
+    pub fn within_tiles(self, max: impl Into<Option<u32>>) -> Self {
+        let own = self.0.own_limits();
+        let own = ResizeLimits { tiles_max: max.into().or(own.tiles_max), ..own };
         Image(self.0.within(own))
     }
 }

@@ -1,4 +1,4 @@
-//! Pure: finds the available part of a prefix, and plans the copies that fetch it from host memory.
+//! Pure: the available part of a prefix, and the copies that fetch it from host memory.
 
 use bursar_kernels::{
     BLOCK_TOKENS,

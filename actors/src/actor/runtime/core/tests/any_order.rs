@@ -11,9 +11,9 @@ use crate::{
     sleep::{SleepError, SleepLevel},
 };
 
-struct Numbers;
+struct NumberedParts;
 
-impl Parts for Numbers {
+impl Parts for NumberedParts {
     type LoadRequest = u64;
     type Waiter = u64;
     type Sleeper = u64;
@@ -24,10 +24,10 @@ const NAMES: [&str; 2] = ["one", "two"];
 
 /// The actors that a runtime controls, and the inputs that they will send.
 struct World {
-    core: RuntimeCore<Numbers>,
+    core: RuntimeCore<NumberedParts>,
     now: Duration,
     /// Inputs that will arrive later, in any order.
-    promised: Vec<Input<Numbers>>,
+    promised: Vec<Input<NumberedParts>>,
     /// For each model: whether an engine runs.
     models: BTreeMap<String, bool>,
     has_budget: bool,
@@ -118,7 +118,7 @@ impl World {
                     name: name(which),
                     intensity,
                     sleep_after: Some(Duration::ZERO),
-                    order: self.waiter(),
+                    request: self.waiter(),
                 })
             }
             Event::Unload(which) => Input::Unload { name: name(which), within: Duration::ZERO, waiter: self.waiter() },
@@ -162,7 +162,7 @@ impl World {
         self.models.get_mut(NAMES[which]).is_some_and(mem::take)
     }
 
-    fn give(&mut self, input: Input<Numbers>) {
+    fn give(&mut self, input: Input<NumberedParts>) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             self.now += Duration::from_millis(10);
@@ -179,7 +179,7 @@ impl World {
     }
 
     /// Returns idle reports. Whether a model is idle changes from one call to the next.
-    fn check_idle(&mut self) -> Input<Numbers> {
+    fn check_idle(&mut self) -> Input<NumberedParts> {
         self.next += 1;
         let seen = |(at, name): (usize, &String)| {
             let is_busy = (self.next + at as u64).is_multiple_of(3);
@@ -189,15 +189,15 @@ impl World {
         Input::IdleReports(self.models.keys().enumerate().map(seen).collect())
     }
 
-    fn carry_out(&mut self, effect: Effect<Numbers>) {
+    fn carry_out(&mut self, effect: Effect<NumberedParts>) {
         match effect {
-            Effect::Refuse(order) => self.answered(order),
+            Effect::Refuse(request) => self.answered(request),
             Effect::ForgetDead { .. } => {}
-            Effect::Begin { name, generation, order } => {
+            Effect::Begin { name, generation, request } => {
                 assert!(self.has_device, "engines start only on a device");
                 assert_eq!(self.models.insert(name.clone(), true), None, "model names are unique");
                 self.promised.push(Input::Woken { name, load: generation });
-                self.answered(order);
+                self.answered(request);
             }
             Effect::RespawnAfter { name, load, death, .. } => {
                 assert!(!self.models[&name], "the engine of the respawned model is dead");

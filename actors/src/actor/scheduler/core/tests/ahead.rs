@@ -344,19 +344,19 @@ impl Role {
     }
 
     fn chosen(&self, id: u64, position: usize) -> Option<u32> {
-        match position == self.ends_at {
-            true if self.breaks => None,
-            true => Some(STOP),
-            false => Some(10 + id as u32 * 500 + position as u32),
+        if position != self.ends_at {
+            Some(10 + id as u32 * 500 + position as u32)
+        } else {
+            (!self.breaks).then_some(STOP)
         }
     }
 
     /// The effects that must be reported for the sequence, unless it is canceled.
     fn effects_of(&self, id: u64) -> Vec<Effect> {
-        let (finish, count) = match self.ends_at < self.tokens_max {
-            true if self.breaks => (Finish::Broken, self.ends_at),
-            true => (Finish::Stop(STOP), self.ends_at),
-            false => (Finish::Length, self.tokens_max),
+        let (finish, count) = if self.ends_at >= self.tokens_max {
+            (Finish::Length, self.tokens_max)
+        } else {
+            (if self.breaks { Finish::Broken } else { Finish::Stop(STOP) }, self.ends_at)
         };
         (0..count)
             .map(|at| token(id, self.chosen(id, at).expect("the sequence continues")))

@@ -2,7 +2,7 @@
 //! blocks are copied back.
 
 use super::*;
-use crate::pace::CopyCosts;
+use crate::token_interval::CopyCosts;
 
 /// A bed with a host tier that can hold all blocks.
 fn bed(limits: Limits) -> Bed {
@@ -193,7 +193,7 @@ fn a_preempted_sequence_is_copied_back_without_recomputing_its_prompt() {
 
 #[test]
 fn a_prefix_is_recomputed_when_copying_takes_longer() {
-    use crate::pace::{MeasuredCosts, MeasuredStep, StepCosts, StepWork};
+    use crate::token_interval::{MeasuredCosts, MeasuredStep, StepCosts, StepWork};
     let step = |prompt_tokens, decoding| MeasuredStep {
         work: StepWork { prompt_tokens, decoding, ..StepWork::default() },
         micros: 100 + prompt_tokens as u64,

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use super::{admit::Losses, *};
 use crate::{
     deadline::{Deadline, Deadlines},
-    pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
     tenant::{Tenant, TenantWeights},
+    token_interval::{MeasuredCosts, MeasuredStep, StepWork, TokenInterval},
 };
 
 fn urgent(id: u64, priority: i32, prompt: usize, tokens_max: usize) -> NewSequence {
@@ -198,8 +198,9 @@ fn a_sequence_that_cannot_meet_its_deadline_is_not_begun() {
         micros: 1000 * (prompt + decoding) as u64,
     });
     let measured = MeasuredCosts { steps: steps.to_vec(), launches: Vec::new() };
-    let pace = Pace::new(milliseconds(33), &measured);
-    let mut bed = Bed::of(SchedulerCore::new(limits(4, 256, 32)).with_pace(pace).without_look_ahead(), 1);
+    let token_interval = TokenInterval::new(milliseconds(33), &measured);
+    let mut bed =
+        Bed::of(SchedulerCore::new(limits(4, 256, 32)).with_token_interval(token_interval).without_look_ahead(), 1);
     let first = |left| Deadlines { first_token: milliseconds(left), ..Deadlines::default() };
     let reply = |left| Deadlines { reply: milliseconds(left), ..Deadlines::default() };
     bed.admit(until(1, 200, first(100))).admit(until(2, 200, first(300))).stepped(5);

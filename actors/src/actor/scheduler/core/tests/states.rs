@@ -13,8 +13,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     kv::{Copies, SNAPSHOT_TOKENS, StateUse},
-    pace::CopyCosts,
     scheduler::{Drafter, NgramSizes, PromptLookup},
+    token_interval::CopyCosts,
 };
 
 const STEP_TOKENS: usize = 300;

@@ -11,7 +11,7 @@ use super::{
     state::Shared,
 };
 
-pub(super) struct DraftMessage {
+pub(super) struct RequestMessage {
     pub(super) role: Role,
     pub(super) pieces: Vec<Piece>,
     /// Ids of the tool calls in this message.
@@ -31,23 +31,23 @@ impl Piece {
     }
 }
 
-impl DraftMessage {
+impl RequestMessage {
     pub(super) fn new(role: Role, pieces: Vec<Piece>) -> Self {
-        DraftMessage { role, pieces, calls: Vec::new(), result_of: None }
+        RequestMessage { role, pieces, calls: Vec::new(), result_of: None }
     }
 
     /// Creates the result of the tool call with the id `of`.
     pub(super) fn result(of: String, pieces: Vec<Piece>) -> Self {
-        DraftMessage { result_of: Some(of), ..DraftMessage::new(Role::Tool, pieces) }
+        RequestMessage { result_of: Some(of), ..RequestMessage::new(Role::Tool, pieces) }
     }
 
     /// Adds a message. If the last message has the same role, the two are joined. Tool results are
     /// not joined: there is one message per call.
-    pub(super) fn join(drafts: &mut Vec<DraftMessage>, draft: DraftMessage) {
-        match drafts.last_mut() {
-            Some(last) if last.role == draft.role && draft.role != Role::Tool => {
-                let between = if draft.role == Role::System { "\n\n" } else { "\n" };
-                let mut pieces = draft.pieces.into_iter().peekable();
+    pub(super) fn join(messages: &mut Vec<RequestMessage>, message: RequestMessage) {
+        match messages.last_mut() {
+            Some(last) if last.role == message.role && message.role != Role::Tool => {
+                let between = if message.role == Role::System { "\n\n" } else { "\n" };
+                let mut pieces = message.pieces.into_iter().peekable();
                 // Join adjacent texts, so that no template inserts anything between them.
                 if let Some(Piece::Content(Content::Text(text))) = last.pieces.last_mut()
                     && let Some(Piece::Content(Content::Text(more))) =
@@ -56,9 +56,9 @@ impl DraftMessage {
                     text.extend([between, &more]);
                 }
                 last.pieces.extend(pieces);
-                last.calls.extend(draft.calls);
+                last.calls.extend(message.calls);
             }
-            _ => drafts.push(draft),
+            _ => messages.push(message),
         }
     }
 }
@@ -91,24 +91,24 @@ impl MediaFields {
 
 /// Builds the chat, after reading all pictures and videos.
 pub(super) async fn chat(
-    mut drafts: Vec<DraftMessage>,
+    mut messages: Vec<RequestMessage>,
     model: &ModelHandle,
     shared: &Shared,
     permit: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
-    order_results(&mut drafts);
+    order_results(&mut messages);
     let mut links = Vec::new();
     let mut parts = Vec::new();
-    for draft in drafts {
-        let id = draft.result_of.filter(|_| draft.role == Role::Tool).map(|id| Some(Content::ResultOf(id)));
-        let pieces = draft.pieces.into_iter().map(|piece| match piece {
+    for message in messages {
+        let id = message.result_of.filter(|_| message.role == Role::Tool).map(|id| Some(Content::ResultOf(id)));
+        let pieces = message.pieces.into_iter().map(|piece| match piece {
             Piece::Content(content) => Some(content),
             Piece::Shown(link) => {
                 links.push(link);
                 None
             }
         });
-        parts.push((draft.role, id.into_iter().chain(pieces).collect::<Vec<_>>()));
+        parts.push((message.role, id.into_iter().chain(pieces).collect::<Vec<_>>()));
     }
     let place = |of_film: bool| {
         let links = links.iter().filter(move |link: &&Link| link.is_film() == of_film);
@@ -131,8 +131,8 @@ pub(super) async fn chat(
 
 /// Sorts tool results into the order of their calls. Most chat templates show no ids, so the model
 /// can match results to calls only by their order.
-fn order_results(drafts: &mut [DraftMessage]) {
-    let mut rest = drafts;
+fn order_results(messages: &mut [RequestMessage]) {
+    let mut rest = messages;
     while let Some(called) = rest.iter().position(|turn| !turn.calls.is_empty()) {
         let (before, results) = rest.split_at_mut(called + 1);
         let ids = before[called].calls.iter().enumerate().filter_map(|(at, id)| Some((id.as_deref()?, at)));
@@ -154,11 +154,11 @@ mod tests {
     fn tool_results_are_ordered_like_their_calls() {
         let called = |ids: &[&str]| {
             let calls = ids.iter().map(|&id| Some(id.to_owned())).collect();
-            DraftMessage { calls, ..DraftMessage::new(Role::Assistant, Vec::new()) }
+            RequestMessage { calls, ..RequestMessage::new(Role::Assistant, Vec::new()) }
         };
-        let result = |id: &str| DraftMessage::result(id.to_owned(), Vec::new());
-        let asked = || DraftMessage::new(Role::User, Vec::new());
-        let mut drafts = vec![
+        let result = |id: &str| RequestMessage::result(id.to_owned(), Vec::new());
+        let asked = || RequestMessage::new(Role::User, Vec::new());
+        let mut messages = vec![
             asked(),
             called(&["a", "b"]),
             result("c"),
@@ -169,8 +169,8 @@ mod tests {
             result("d"),
             result("a"),
         ];
-        order_results(&mut drafts);
-        let results: Vec<_> = drafts.iter().filter_map(|draft| draft.result_of.as_deref()).collect();
+        order_results(&mut messages);
+        let results: Vec<_> = messages.iter().filter_map(|message| message.result_of.as_deref()).collect();
         assert_eq!(results, ["a", "b", "c", "d", "a"]);
     }
 
@@ -178,12 +178,12 @@ mod tests {
     fn a_hundred_thousand_calls_and_results_are_matched_quickly() {
         let ids = || (0..100_000).map(|id: u32| id.to_string());
         let calls = ids().map(Some).collect();
-        let mut drafts = vec![DraftMessage { calls, ..DraftMessage::new(Role::Assistant, Vec::new()) }];
-        drafts.extend(ids().rev().map(|id| DraftMessage::result(id, Vec::new())));
+        let mut messages = vec![RequestMessage { calls, ..RequestMessage::new(Role::Assistant, Vec::new()) }];
+        messages.extend(ids().rev().map(|id| RequestMessage::result(id, Vec::new())));
         let begun = std::time::Instant::now();
-        order_results(&mut drafts);
+        order_results(&mut messages);
         // Comparing each call with each result would take minutes.
         assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
-        assert!(drafts[1..].iter().filter_map(|draft| draft.result_of.clone()).eq(ids()));
+        assert!(messages[1..].iter().filter_map(|message| message.result_of.clone()).eq(ids()));
     }
 }

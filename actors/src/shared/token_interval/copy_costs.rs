@@ -45,7 +45,7 @@ impl CopyCosts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pace::{MeasuredCosts, MeasuredStep};
+    use crate::token_interval::{MeasuredCosts, MeasuredStep};
 
     /// Costs of a device on which a prompt token takes 20 µs, in a step of at least 1 ms.
     fn steps() -> StepCosts {

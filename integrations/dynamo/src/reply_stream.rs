@@ -14,7 +14,7 @@ use futures::stream::BoxStream;
 use crate::{fault::of_chat, feed::HitCount};
 
 /// The data of a request that its stream of chunks needs.
-pub(crate) struct Telling {
+pub(crate) struct ReplyContext {
     pub(crate) context: Arc<dyn AsyncEngineContext>,
     /// Whether log-probabilities are sent with the tokens.
     pub(crate) is_scored: bool,
@@ -31,9 +31,12 @@ pub(crate) fn cancelled() -> BoxStream<'static, Result<LLMEngineOutput, DynamoEr
 }
 
 /// Streams the chunks of a reply. Dropping the stream cancels the request.
-pub(crate) fn chunks(mut reply: Reply, telling: Telling) -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
+pub(crate) fn chunks(
+    mut reply: Reply,
+    reply_context: ReplyContext,
+) -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
     Box::pin(async_stream::stream! {
-        let Telling { context, is_scored, visible_ends, hits, pictures } = telling;
+        let ReplyContext { context, is_scored, visible_ends, hits, pictures } = reply_context;
         let _pictures = pictures;
         loop {
             let event = tokio::select! {

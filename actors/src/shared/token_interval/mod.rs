@@ -26,16 +26,16 @@ const PLANNED_SHARE: f64 = 0.9;
 
 /// A promised interval, and the step costs that are used to keep it.
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub struct TokenInterval {
     /// The most time from one token of a reply to the next.
     pub promise: Duration,
     pub costs: StepCosts,
 }
 
-impl Pace {
+impl TokenInterval {
     /// `None` if nothing is promised, or if the costs are not known.
     pub fn new(promise: Option<Duration>, measured: &MeasuredCosts) -> Option<Self> {
-        Some(Pace { promise: promise?, costs: StepCosts::of(measured)? })
+        Some(TokenInterval { promise: promise?, costs: StepCosts::of(measured)? })
     }
 
     /// The time in µs that a step may take next to running streams. `alone` is the predicted time
@@ -65,8 +65,8 @@ pub struct Pacing {
 
 impl Pacing {
     /// The promise and the costs by which the scheduler plans steps.
-    pub fn pace(&self) -> Option<Pace> {
-        Pace::new(self.promise, &self.measured)
+    pub fn token_interval(&self) -> Option<TokenInterval> {
+        TokenInterval::new(self.promise, &self.measured)
     }
 
     /// The costs by which the scheduler decides whether to copy blocks back from host memory

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     order::Priority,
-    pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
+    token_interval::{MeasuredCosts, MeasuredStep, StepWork, TokenInterval},
     vision::{self, EncodeRequest, Ticket, VisionCore},
 };
 
@@ -54,8 +54,8 @@ impl Device {
         MeasuredCosts { steps, launches: Vec::new() }
     }
 
-    fn pace(&self, promise: u64) -> Option<Pace> {
-        Pace::new(Some(Duration::from_micros(promise)), &self.measured())
+    fn token_interval(&self, promise: u64) -> Option<TokenInterval> {
+        TokenInterval::new(Some(Duration::from_micros(promise)), &self.measured())
     }
 }
 
@@ -74,7 +74,7 @@ fn work_of(plan: &StepPlan) -> StepWork {
 
 fn bed(promise: u64, step_tokens: usize) -> Bed {
     let scheduler = SchedulerCore::new(limits(8, step_tokens, 4000)).without_look_ahead();
-    Bed::of(scheduler.with_pace(LARGE.pace(promise)), 1)
+    Bed::of(scheduler.with_token_interval(LARGE.token_interval(promise)), 1)
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_prompt_progresses_even_with_an_impossibly_short_interval() {
 }
 
 #[test]
-fn the_pace_learns_slower_steps_during_picture_encoding() {
+fn the_token_interval_learns_slower_steps_during_picture_encoding() {
     let chunk_after = |encodes: bool, slower: u64| {
         let mut bed = bed(20_000, 4000);
         bed.admit(sequence(1, 10, 5000)).stepped(5);
@@ -185,11 +185,11 @@ struct Arrivals {
 const SLOWER: (u64, u64) = (3, 2);
 
 impl Arrivals {
-    fn new(device: Device, pace: Option<Pace>, limits: Limits, seed: u64) -> Self {
-        let vision = VisionCore::new(60_000, 24_576).beside_streams(pace.is_some().then_some(6000));
+    fn new(device: Device, token_interval: Option<TokenInterval>, limits: Limits, seed: u64) -> Self {
+        let vision = VisionCore::new(60_000, 24_576).beside_streams(token_interval.is_some().then_some(6000));
         Arrivals {
             device,
-            core: SchedulerCore::new(limits).with_pace(pace),
+            core: SchedulerCore::new(limits).with_token_interval(token_interval),
             vision,
             chance: seed,
             now: 0,
@@ -267,7 +267,7 @@ impl Arrivals {
         let mut effects = VecDeque::from(self.vision.step(input));
         while let Some(effect) = effects.pop_front() {
             match effect {
-                vision::Effect::Launch(pictures) => {
+                vision::Effect::Encode(pictures) => {
                     self.launches.push_back(pictures.iter().map(|(_, rows)| rows.len() * 4).sum());
                     if self.launches.len() == 1 {
                         self.begin_launch();
@@ -378,8 +378,8 @@ fn a_mixed_load_keeps_the_interval_and_early_first_tokens() {
     // planned without them, so the 99th percentile of the intervals is 33.2 ms.
     for (seed, a_second, promise) in [(1, 12, PROMISE), (2, 16, PROMISE), (3, 20, PROMISE + PROMISE / 50)] {
         let requests = mix(seed, a_second);
-        let [with, without] =
-            [LARGE.pace(PROMISE), None].map(|pace| Arrivals::new(LARGE, pace, LIMITS, seed).play(&requests));
+        let [with, without] = [LARGE.token_interval(PROMISE), None]
+            .map(|token_interval| Arrivals::new(LARGE, token_interval, LIMITS, seed).play(&requests));
         let [kept, stutter] = [&with, &without].map(|run| percentile(run.intervals.iter().copied(), 99));
         let [first, first_without] = [&with, &without].map(|run| percentile(run.firsts.values().copied(), 50));
         let [late, late_without] = [&with, &without].map(|run| percentile(run.firsts.values().copied(), 99));
@@ -396,10 +396,10 @@ fn a_mixed_load_keeps_the_interval_and_early_first_tokens() {
 }
 
 #[test]
-fn the_pace_learns_a_device_slower_than_its_profile() {
+fn the_token_interval_learns_a_device_slower_than_its_profile() {
     let slower = Device { step: LARGE.step * 2, sequence: LARGE.sequence * 2, token: LARGE.token * 2, ..LARGE };
     let requests = mix(4, 6);
-    let run = Arrivals::new(slower, LARGE.pace(PROMISE), LIMITS, 4).play(&requests);
+    let run = Arrivals::new(slower, LARGE.token_interval(PROMISE), LIMITS, 4).play(&requests);
     let half = run.intervals.len() / 2;
     let kept = percentile(run.intervals[half..].iter().copied(), 99);
     assert!(kept <= PROMISE, "{kept} µs");
@@ -408,7 +408,7 @@ fn the_pace_learns_a_device_slower_than_its_profile() {
 #[test]
 fn the_same_arrivals_give_the_same_trace() {
     let requests = mix(5, 10);
-    let trace = || Arrivals::new(LARGE, LARGE.pace(PROMISE), LIMITS, 5).play(&requests).trace;
+    let trace = || Arrivals::new(LARGE, LARGE.token_interval(PROMISE), LIMITS, 5).play(&requests).trace;
     assert_eq!(trace(), trace());
 }
 
@@ -431,6 +431,6 @@ proptest! {
         let mut requests = requests;
         requests.sort_unstable();
         // If a request never ended, this would reach the limit of events.
-        Arrivals::new(device, device.pace(promise), limits, seed).play(&requests);
+        Arrivals::new(device, device.token_interval(promise), limits, seed).play(&requests);
     }
 }

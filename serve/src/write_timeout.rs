@@ -14,41 +14,41 @@ use tokio::{
 
 use super::half_closed::Socket;
 
-/// A connection that fails if its client reads nothing for `patience`. A client that stops reading
+/// A connection that fails if its client reads nothing for `limit`. A client that stops reading
 /// would otherwise hold the memory of its reply.
-pub(super) struct Patient<S> {
+pub(super) struct WriteTimeout<S> {
     stream: S,
-    patience: Duration,
+    limit: Duration,
     /// Timer that runs while a write is blocked. `None` while no write is blocked.
-    waits: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
-    pub(super) fn new(stream: S, patience: Duration) -> Self {
-        Patient { stream, patience, waits: None }
+impl<S> WriteTimeout<S> {
+    pub(super) fn new(stream: S, limit: Duration) -> Self {
+        WriteTimeout { stream, limit, timer: None }
     }
 
     fn hold<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.waits = None;
+            self.timer = None;
             return written;
         }
-        let until = Instant::now() + self.patience;
-        let wait = self.waits.get_or_insert_with(|| Box::pin(sleep_until(until)));
-        match wait.as_mut().poll(context) {
+        let until = Instant::now() + self.limit;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+        match timer.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,
         }
     }
 }
 
-impl<S: Socket> Socket for Patient<S> {
+impl<S: Socket> Socket for WriteTimeout<S> {
     fn socket_error(&self) -> io::Result<Option<io::Error>> {
         self.stream.socket_error()
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -58,7 +58,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.hold(context, written)
@@ -96,9 +96,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_is_dropped_if_it_stops_reading() {
-        let patience = Duration::from_secs(10);
+        let limit = Duration::from_secs(10);
         let (ours, mut theirs) = duplex(4);
-        let mut ours = Patient::new(ours, patience);
+        let mut ours = WriteTimeout::new(ours, limit);
         let writing = tokio::spawn(async move { ours.write_all(b"twelve bytes").await });
         let mut buffer = [0; 4];
         for _ in 0..2 {
@@ -107,7 +107,8 @@ mod tests {
         }
         assert!(writing.await.expect("the write ends").is_ok(), "each single wait was shorter than the limit");
         let (ours, _theirs) = duplex(4);
-        let error = Patient::new(ours, patience).write_all(b"twelve bytes").await.expect_err("the client never reads");
+        let error =
+            WriteTimeout::new(ours, limit).write_all(b"twelve bytes").await.expect_err("the client never reads");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }
