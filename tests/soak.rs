@@ -10,7 +10,7 @@
 #[path = "soak/load.rs"]
 mod load;
 #[allow(dead_code, reason = "stories use more of it")]
-#[path = "../actors/tests/gpu/other_process.rs"]
+#[path = "../actors/tests/cuda/gpu/other_process.rs"]
 mod other_process;
 #[path = "soak/reading.rs"]
 mod reading;

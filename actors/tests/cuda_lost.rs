@@ -2,6 +2,7 @@
 //! and the runtime ends with the reason. After a loss, the driver creates no second context in the
 //! process, so this program has only one story. Without a GPU, the story prints a note and passes.
 
+#[path = "cuda/gpu/mod.rs"]
 mod gpu;
 
 use std::{collections::BTreeMap, sync::Arc};

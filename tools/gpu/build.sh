@@ -33,7 +33,8 @@ for told in map(json.loads, filter(lambda line: line.startswith("{"), sys.stdin)
         print(told["manifest_path"].split("/")[-2], told["target"]["name"], told["executable"])'; }
 
 if [[ " $parts " == *" tests "* ]]; then
-    sources=(*/tests/*cuda*.rs model/tests/released_shape.rs)
+    # A test program is a file, or a folder with a `main.rs`.
+    sources=(*/tests/*cuda*.rs */tests/cuda model/tests/released_shape.rs)
     # Built from the whole workspace like everything else, so that dependencies have the same
     # features and are built once.
     cargo test --workspace --no-run --message-format=json \

@@ -1,14 +1,15 @@
 //! The states of gated delta nets on a GPU, carried from step to step. Without a GPU, the GPU test
 //! prints that it is skipped.
 
-mod ground;
-
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::*;
 
-use ground::{assert_close, compute, divided, first_gpu, leased, load, widened};
+use crate::{
+    gpu_lock,
+    ground::{assert_close, compute, divided, first_gpu, leased, load, widened},
+};
 
 /// Each row lists the tokens at which a prompt of 200 tokens is divided into steps: one step, short
 /// steps, steps of whole chunks, and steps that end inside chunks.
@@ -23,6 +24,7 @@ const CUTS: [&[usize]; 6] = [
 
 #[test]
 fn a_prompt_divided_into_steps_has_the_numbers_of_one_step() {
+    let _lock = gpu_lock();
     let Some(device) = first_gpu() else { return };
     let best = CudaTarget::of(&device).expect("the GPU can be queried");
     for target in [best, CudaTarget { activation: DType::F16, ..best }] {

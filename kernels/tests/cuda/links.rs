@@ -3,10 +3,8 @@
 //! ranks. NCCL needs two GPUs and its library. A test whose requirements are missing prints that it
 //! is skipped.
 
-mod ground;
-
 use std::{
-    sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Barrier},
     time::{Duration, Instant},
 };
 
@@ -14,7 +12,10 @@ use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, Hint, Segment, Work
 use bursar_kernels::{ops::rms_norm::RmsNorm, *};
 use half::bf16;
 
-use ground::{Random, first_gpu, leased, load, search};
+use crate::{
+    GpuLock, gpu_lock,
+    ground::{Random, first_gpu, leased, load, search},
+};
 
 /// Bytes that ranks exchange at once. Some collectives in these tests are larger, so they are
 /// split.
@@ -28,17 +29,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 struct Ground {
     devices: Vec<Arc<CudaDevice>>,
     kernels: Vec<Arc<CudaKernels>>,
-    _turn: MutexGuard<'static, ()>,
-}
-
-/// The lock that each test holds while it uses the GPUs.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    _turn: GpuLock,
 }
 
 impl Ground {
-    fn of(devices: Vec<Arc<CudaDevice>>, _turn: MutexGuard<'static, ()>) -> Self {
+    fn of(devices: Vec<Arc<CudaDevice>>, _turn: GpuLock) -> Self {
         let kernels = devices
             .iter()
             .map(|device| load(device, CudaTarget::of(device).expect("the device reports its target")))
@@ -48,13 +43,13 @@ impl Ground {
 
     /// Kernels for `ranks` ranks, on two GPUs if there are two, and otherwise on one GPU.
     fn any(ranks: usize) -> Option<Ground> {
-        let (turn, first) = (turn(), first_gpu()?);
+        let (turn, first) = (gpu_lock(), first_gpu()?);
         let second = CudaDevice::open(1).map_or_else(|_| first.clone(), Arc::new);
         Some(Ground::of([first, second].into_iter().cycle().take(ranks).collect(), turn))
     }
 
     fn pair() -> Option<Ground> {
-        let (turn, first) = (turn(), first_gpu()?);
+        let (turn, first) = (gpu_lock(), first_gpu()?);
         match CudaDevice::open(1) {
             Ok(second) => Some(Ground::of(vec![first, Arc::new(second)], turn)),
             Err(error) => {

@@ -2,8 +2,6 @@
 //! request fails, and the model regains all memory when the process ends. Without a GPU, the story
 //! prints a note and passes.
 
-mod gpu;
-
 use std::{
     sync::{
         Arc,
@@ -12,17 +10,17 @@ use std::{
     time::Instant,
 };
 
-use bursar_actors::engine::{KvCacheType, LoadOptions};
-use bursar_budgets::{Bytes, Class};
-use bursar_model::Envelope;
-use gpu::{
+use crate::gpu::{
     Stage, answer, demo, eventually, options,
     other_process::{self, OtherProcess},
     picture, question, story,
 };
+use bursar_actors::engine::{KvCacheType, LoadOptions};
+use bursar_budgets::{Bytes, Class};
+use bursar_model::Envelope;
 
 /// The name of the test that runs as the other process.
-const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "elastic::another_process_takes_the_requested_bytes";
 
 #[test]
 fn another_process_takes_the_requested_bytes() {

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::gpu::TURN;
 use bursar_actors::{
     chat::{Chat, ChatEvent, Image, ModelHandle},
     compute::graph::buckets,
@@ -111,6 +112,7 @@ fn shown(side: u32) -> Chat {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_model_that_fills_the_card_serves_and_recaptures_graphs() {
+    let _turn = TURN.lock().await;
     let metrics_log = MetricsLog::open();
     let config = RuntimeConfig { device: DeviceChoice::Cuda(0), ..RuntimeConfig::default() };
     let runtime = match Runtime::start(config).await {

@@ -1,8 +1,7 @@
 //! A serving model takes no memory from the driver of its GPU. Without a GPU, each story prints a
 //! note and passes.
 
-mod gpu;
-
+use crate::gpu::{answer, demo, options, picture, question, story};
 use bursar_actors::{
     chat::ChatEvent,
     engine::{KvCacheType, LoadOptions, Precision},
@@ -11,7 +10,6 @@ use bursar_actors::{
 use bursar_budgets::{Bytes, Class, Device};
 use bursar_kernels::DType;
 use bursar_model::Envelope;
-use gpu::{answer, demo, options, picture, question, story};
 
 /// Tokens of a reply. Each token after the first is a step.
 const TOKENS: usize = 220;

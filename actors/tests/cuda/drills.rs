@@ -3,8 +3,6 @@
 //! too little memory, and loads that made another server lose requests. Without a GPU, each story
 //! prints a note and passes.
 
-mod gpu;
-
 use std::{
     fmt::Write as _,
     ops::Range,
@@ -16,6 +14,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use crate::gpu::{
+    Stage, all_memory_returned, eventually, options,
+    other_process::{self, OtherProcess},
+    started, story,
+};
 use bursar_actors::{
     chat::{Chat, ChatEvent, Image, ModelHandle, TokenScore},
     engine::{LoadOptions, Progress, Shortfall, StartError, Unfit},
@@ -25,15 +28,10 @@ use bursar_actors::{
 };
 use bursar_budgets::{Bytes, Class, Device, Hint};
 use bursar_model::registry::random_checkpoint;
-use gpu::{
-    Stage, all_memory_returned, eventually, options,
-    other_process::{self, OtherProcess},
-    started, story,
-};
 use tokio::task::{JoinHandle, JoinSet, block_in_place};
 
 /// The name of the test that runs as the other process.
-const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "drills::another_process_takes_the_requested_bytes";
 
 #[test]
 fn another_process_takes_the_requested_bytes() {

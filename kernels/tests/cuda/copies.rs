@@ -1,24 +1,25 @@
 //! Copies of blocks and rows to host memory and back on a GPU, and their rates. Without a GPU, each
 //! test prints that it is skipped.
 
-mod ground;
-
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, CudaDevice, Device};
 use bursar_kernels::*;
 
-use ground::{Blocks, copy_to_host_and_back, first_gpu, load, rows_go_and_come_back, states_go_and_come_back};
+use crate::{
+    GpuLock, gpu_lock,
+    ground::{Blocks, copy_to_host_and_back, first_gpu, load, rows_go_and_come_back, states_go_and_come_back},
+};
 
-fn backend() -> Option<(Arc<CudaDevice>, Cuda)> {
-    let device = first_gpu()?;
+fn backend() -> Option<(GpuLock, Arc<CudaDevice>, Cuda)> {
+    let (lock, device) = (gpu_lock(), first_gpu()?);
     let kernels = load(&device, CudaTarget::of(&device).expect("the device reports its target"));
-    Some((device, Cuda::new(&kernels).expect("a stream").with_copies().expect("a stream for copies")))
+    Some((lock, device, Cuda::new(&kernels).expect("a stream").with_copies().expect("a stream for copies")))
 }
 
 #[test]
 fn blocks_that_went_to_the_host_come_back_after_what_overwrote_them() {
-    let Some((device, cuda)) = backend() else { return };
+    let Some((_lock, device, cuda)) = backend() else { return };
     for _ in 0..20 {
         copy_to_host_and_back(&cuda, &(device.clone() as Arc<dyn Device>));
         rows_go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
@@ -28,7 +29,7 @@ fn blocks_that_went_to_the_host_come_back_after_what_overwrote_them() {
 
 #[test]
 fn rates_of_copies_are_told() {
-    let Some((device, cuda)) = backend() else { return };
+    let Some((_lock, device, cuda)) = backend() else { return };
     // The shape of a 7B model: 896 KiB per block, 32 KiB of it in each layer.
     let shape = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
     let blocks = Blocks::new(&(device.clone() as Arc<dyn Device>), shape, 512, 512);

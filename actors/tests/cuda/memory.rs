@@ -1,12 +1,10 @@
 //! The ledger of a runtime on a real GPU. Without a GPU, each test prints a note and passes.
 
-mod gpu;
-
 use std::time::{Duration, Instant};
 
+use crate::gpu::{Stage, story};
 use bursar_actors::{testing, tree};
 use bursar_budgets::{Bytes, Class, Device, Owner, Request, Segment};
-use gpu::{Stage, story};
 
 #[test]
 fn the_ledger_counts_context_modules_and_other_processes() {

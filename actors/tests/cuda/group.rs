@@ -3,8 +3,6 @@
 //! pictures), lanes that die or whose launches are refused, another process on one GPU, and the
 //! return of every byte. Without a GPU, each story prints a note and passes.
 
-mod gpu;
-
 use std::{
     sync::{
         Arc,
@@ -13,6 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::gpu::{
+    Stage, answer, eventually, options,
+    other_process::{self, OtherProcess},
+    picture, question, story,
+};
 use bursar_actors::{
     chat::{Chat, ChatEvent, ModelHandle},
     engine::{EngineMessage, LoadOptions, WhichLane},
@@ -21,14 +24,9 @@ use bursar_actors::{
     supervise::Intensity,
 };
 use bursar_budgets::{Bytes, Class, CudaDevice, Device, DeviceGroup};
-use gpu::{
-    Stage, answer, eventually, options,
-    other_process::{self, OtherProcess},
-    picture, question, story,
-};
 
 /// The name of the test that runs as the other process.
-const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "group::another_process_takes_the_requested_bytes";
 
 /// Returns the GPU of each rank. `BURSAR_TEST_RANKS` sets the number of ranks, two by default. If
 /// there are fewer GPUs, all ranks use the first GPU.

@@ -1,14 +1,12 @@
 //! Decoding with captured graphs on a GPU gives the same results as launching each kernel
 //! separately. Without a GPU, each test prints a note and passes.
 
-#[path = "cuda_graphs/drafts.rs"]
 mod drafts;
-mod leased;
 
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         mpsc::{Receiver, sync_channel},
     },
 };
@@ -29,13 +27,14 @@ use bursar_model::{
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
 };
-use leased::Leased;
+
+use crate::{gpu::TURN, leased::Leased};
 
 /// The arrays of a step that the demo model reads.
 const FORMAT: StepFormat = StepFormat { axes: 3, groups: 1, has_states: false };
 
 /// Exclusive use of the GPU by one test.
-type GpuLock = MutexGuard<'static, ()>;
+type GpuLock = tokio::sync::MutexGuard<'static, ()>;
 
 /// A lane with a model on a GPU.
 struct Stage {
@@ -92,8 +91,7 @@ impl Stage {
     /// A stage whose KV cache holds `shape.decode_rows` sequences, with addresses for
     /// `growth` times as many.
     fn of(source: CheckpointSource, cache: CacheFormat, shape: GraphLimits, growth: usize) -> Option<Stage> {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = TURN.blocking_lock();
         let cuda = match CudaDevice::open(0) {
             Ok(device) => Arc::new(device),
             Err(error @ DeviceError::NoDevice { .. }) => {

@@ -1,8 +1,6 @@
 //! Failures on a GPU that other processes use too. Each operation succeeds or returns a typed
 //! error, nothing hangs, and no byte is lost. Without a GPU, each story prints a note and passes.
 
-mod gpu;
-
 use std::{
     sync::{
         Arc, Mutex,
@@ -11,6 +9,11 @@ use std::{
     time::Duration,
 };
 
+use crate::gpu::{
+    Stage, all_memory_returned, answer, eventually, options,
+    other_process::{self, OtherProcess},
+    picture, question, started, story,
+};
 use bursar_actors::{
     chat::{ChatError, ModelHandle},
     engine::{EngineMessage, LoadOptions, Progress, Shortfall, StartError, Unfit, WhichLane},
@@ -22,14 +25,9 @@ use bursar_actors::{
 };
 use bursar_budgets::{Bytes, Class, Hint};
 use bursar_model::Envelope;
-use gpu::{
-    Stage, all_memory_returned, answer, eventually, options,
-    other_process::{self, OtherProcess},
-    picture, question, started, story,
-};
 
 /// The name of the test that runs as the other process.
-const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "faults::another_process_takes_the_requested_bytes";
 
 #[test]
 fn another_process_takes_the_requested_bytes() {

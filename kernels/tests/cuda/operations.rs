@@ -1,11 +1,10 @@
 //! Results of each operation on a GPU, compared with its definition. Without a GPU, each test
 //! prints that it is skipped.
 
-mod ground;
 mod rounding;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Instant,
 };
 
@@ -20,12 +19,13 @@ use bursar_kernels::{
 use cudarc::driver::sys;
 use half::{bf16, f16};
 
-use ground::{
-    Fp8, How, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, passes, rounded, search,
+use crate::{
+    GpuLock, gpu_lock,
+    ground::{
+        self, Fp8, How, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, passes,
+        rounded, search,
+    },
 };
-
-/// The lock that each test holds while it uses the GPU, because all tests share one GPU.
-type GpuLock = MutexGuard<'static, ()>;
 
 struct Gpu {
     device: Arc<CudaDevice>,
@@ -34,9 +34,8 @@ struct Gpu {
 
 /// The first GPU with its kernels for f16 and, if supported, for bf16. `None` without a GPU.
 fn gpu() -> Option<(GpuLock, &'static Gpu)> {
-    static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = gpu_lock();
     let gpu = GPU.get_or_init(|| {
         let device = first_gpu()?;
         let best = CudaTarget::of(&device).expect("the device reports its target");

@@ -1,14 +1,15 @@
 //! Captured graphs on a GPU. A replay reads the contents that the graph's inputs have at the time
 //! of the replay. Without a GPU, each test prints that it is skipped.
 
-mod ground;
-
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, Workspace};
 use bursar_kernels::{ops::transfer::fill_elements, *};
 
-use ground::{first_gpu, leased, load};
+use crate::{
+    gpu_lock,
+    ground::{first_gpu, leased, load},
+};
 
 /// The first GPU with its kernels, if there is a GPU.
 fn kernels() -> Option<(Arc<CudaDevice>, Arc<CudaKernels>)> {
@@ -19,6 +20,7 @@ fn kernels() -> Option<(Arc<CudaDevice>, Arc<CudaKernels>)> {
 
 #[test]
 fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_it_was() {
+    let _lock = gpu_lock();
     let Some((device, kernels)) = kernels() else { return };
     let cuda = Cuda::new(&kernels).expect("a stream");
     let (inputs, outputs) = (leased(device.clone(), Bytes(1)), leased(device.clone(), Bytes(1)));

@@ -23,6 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// A story fails if a condition that it waits for is not true after this time.
 const A_WHILE: Duration = Duration::from_secs(30);
 
+/// The lock of the GPU. Only one test of a program uses the GPU at a time, including the end of its
+/// runtime.
+pub static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// A runtime on the first GPU, for one story.
 pub struct Stage {
     pub runtime: Runtime,
@@ -31,8 +35,6 @@ pub struct Stage {
 
 /// Runs a story on the first GPU. Without a GPU, prints one line and returns.
 pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
-    // Only one story of a program runs at a time, including the end of its runtime.
-    static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     threads.block_on(async {
         let _turn = TURN.lock().await;

@@ -3,10 +3,8 @@
 //! ranks, which tests everything except the links between GPUs. Without a Hopper GPU, each test
 //! prints that it is skipped.
 
-mod ground;
-
 use std::{
-    sync::{Arc, Barrier, Mutex, PoisonError},
+    sync::{Arc, Barrier},
     time::{Duration, Instant},
 };
 
@@ -14,7 +12,10 @@ use bursar_budgets::{Bytes, CudaDevice, DeviceError, Segment, Workspace};
 use bursar_kernels::{ops::rms_norm::RmsNorm, *};
 use half::bf16;
 
-use ground::{Random, first_gpu, first_largest, leased, load};
+use crate::{
+    gpu_lock,
+    ground::{Random, first_gpu, first_largest, leased, load},
+};
 
 /// Bytes that ranks exchange at once. Some collectives in these tests are larger, so they are
 /// split.
@@ -84,8 +85,7 @@ fn on_gpu_ranks_with<T: Send>(
     of: usize,
     pass: impl Fn(&Scope<'_, Cuda>, &Cuda) -> Result<T, KernelError> + Sync,
 ) -> Option<Vec<T>> {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = gpu_lock();
     let (device, target) = gpu()?;
     let kernels = load(&device, target);
     let memory = memory(&device, &kernels, of, at_once);

@@ -1,13 +1,14 @@
 //! Weights of 4-bit integers on a GPU. Without a GPU, the test prints that it is skipped.
 
-mod ground;
-
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::*;
 
-use ground::{Int4, Way, first_gpu, leased, load};
+use crate::{
+    gpu_lock,
+    ground::{Int4, Way, first_gpu, leased, load},
+};
 
 /// The error of the whole output relative to its norm.
 fn distance(found: &[f32], expected: &[f64]) -> f64 {
@@ -18,6 +19,7 @@ fn distance(found: &[f32], expected: &[f64]) -> f64 {
 
 #[test]
 fn products_with_4_bit_integers_are_those_of_their_elements() {
+    let _lock = gpu_lock();
     let Some(device) = first_gpu() else { return };
     let best = CudaTarget::of(&device).expect("the GPU can be queried");
     if best.capability < (8, 0) {
