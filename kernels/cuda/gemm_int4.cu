@@ -1,11 +1,9 @@
-// GEMM of a weight of 4-bit integers with up to 64 rows of activations, and the dequantization of
-// such a weight for GEMMs of more rows. int4.cuh describes the weight.
+// GEMM of a weight of 4-bit integers with up to 64 rows of activations. int4.cuh describes the weight.
 // Targets: sm_80, sm_90a
 //
 // gemm_int4_<type>_r<ROWS>   out = x * weight^T (+ bias) (+ out), or with GATED
 //                            out = silu(x * gate^T + bias) * (x * up^T + bias)   (SwiGLU, Shazeer
 //                            2020, arXiv 2002.05202)
-// dequantize_int4_<type>     out = rows of the weight, as elements
 //
 // <type> is bf16 or f16. ROWS is 8, 16, 32 or 64, the largest number of rows that the kernel
 // supports.
@@ -21,7 +19,7 @@
 // units     units of work per block, see below
 // flags     ADD_TO_OUT: add to the contents of out; OUT_IS_F32; GATED
 //
-// columns is a multiple of the group, and features a multiple of 16. x_pitch is a multiple of 8.
+// columns is a multiple of the group, and features a multiple of 8. x_pitch is a multiple of 8.
 // weight and x start at multiples of 16 bytes. out must not overlap x. Sums are f32 on the tensor
 // cores, rounded once at the end; gate and up are not rounded before they are multiplied. The same
 // shape, kernel and `units` give the same bits every time: the order of additions does not depend
@@ -38,9 +36,7 @@
 // 2023, arXiv 2301.03598). A block that has only part of a tile leaves its sums in `parts`, and the
 // last block to finish the tile adds them up. Weights and x are copied to shared memory several
 // steps ahead. The weight is the M operand of mma.sync. Each warp multiplies 32 weight rows by all
-// rows of x. It does not matter which columns a register holds, as long as both operands have the
-// same columns at the same position: a lane has 32 adjacent columns, which it reads as 16 bytes of
-// the weight and as four times 16 bytes of x.
+// rows of x.
 //
 // A fragment of a gated GEMM has eight gate rows and the corresponding eight up rows, so that a
 // lane has both sums of a feature.
@@ -69,8 +65,8 @@ constexpr uint32_t PIECE_BYTES = BLOCK_ROWS * STEP_COLUMNS / 2;  // bytes of a b
 constexpr uint32_t WEIGHT_BYTES = TILE_BLOCKS * PIECE_BYTES;
 constexpr uint32_t X_ROW_BYTES = STEP_COLUMNS * 2;
 static_assert(THREADS / WARP * WARP_ROWS == TILE_ROWS, "the warps cover the rows of a tile");
-static_assert(4 * STRIP_COLUMNS == STEP_COLUMNS, "the four lanes of a row cover the columns of a step");
-static_assert(FRAGMENTS * 2 * HALF_ROWS == 2 * BLOCK_ROWS, "the fragments of a warp cover two blocks");
+static_assert(STRIP_COLUMNS == STEP_COLUMNS, "a step is a strip");
+static_assert(HALF_ROWS == BLOCK_ROWS, "each half of a fragment is a block");
 
 template <typename Element>
 struct Call {
@@ -163,11 +159,10 @@ struct WeightCopies {
     }
 };
 
-// Byte offset of a chunk of a row of x in shared memory. Eight lanes that read at once hit
-// different banks. They read two adjacent rows, four chunks of each; those chunks are four
-// positions apart.
+// Byte offset of a chunk of a row of x in shared memory. The same chunk of eight adjacent rows, which
+// an instruction reads at once, is in different banks.
 __device__ __forceinline__ uint32_t place_of(uint32_t row, uint32_t chunk) {
-    return row * X_ROW_BYTES + (chunk ^ (chunk >> 3 & 1) ^ (row & 1) << 1) * CHUNK;
+    return row * X_ROW_BYTES + (chunk ^ row % 8) * CHUNK;
 }
 
 // Starts the copies of a unit's columns of x.
@@ -202,7 +197,7 @@ struct Scales {
             const uint32_t below = gated ? i / 2 * HALF_ROWS : i * 8;
             // Features past the last are not written, so their scale does not matter.
             const uint32_t feature = min(first + below, call.features - 1) + (gated && i % 2 ? call.features : 0);
-            const uint64_t at = static_cast<uint64_t>(feature) * groups + group;
+            const uint64_t at = scale_index(feature, group, groups);
             const uint32_t zero = call.zeros ? __ldg(call.zeros + at) : 8u;
             both[i / 2][i % 2] = __ldg(reinterpret_cast<const uint16_t*>(call.scales) + at) | zero << 16;
         }
@@ -222,63 +217,78 @@ using Sums = float[FRAGMENTS][ROWS / 8][4];
 
 // Byte offsets of a lane's operands in a stage.
 struct Offsets {
-    uint32_t weights[FRAGMENTS][2], x[4];
+    uint32_t blocks[FRAGMENTS][2], x[4];
 
     __device__ __forceinline__ explicit Offsets(bool gated) {
-        const uint32_t warp = threadIdx.x / WARP, of_eight = threadIdx.x % WARP / 4, quarter = threadIdx.x % 4;
+        const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll
         for (uint32_t i = 0; i < FRAGMENTS * 2; ++i) {
-            // GATED: the two halves of a fragment are the same rows of two blocks: a block of gate
-            // rows and the corresponding block of up rows.
-            const uint32_t block = gated ? i % 2 * (TILE_BLOCKS / 2) + warp : 2 * warp + i / 2;
-            const uint32_t row = (gated ? i / 2 : i % 2) * HALF_ROWS + of_eight;
-            weights[i / 2][i % 2] = block * PIECE_BYTES + unit_of(row, quarter);
+            // GATED: the two halves of a fragment are a block of gate rows and the corresponding block
+            // of up rows.
+            const uint32_t block = gated ? i % 2 * (TILE_BLOCKS / 2) + FRAGMENTS * warp + i / 2 : 2 * FRAGMENTS * warp + i;
+            blocks[i / 2][i % 2] = block * PIECE_BYTES;
         }
+        // The lane provides the address of a row of x for load_quarters.
 #pragma unroll
         for (uint32_t word = 0; word < 4; ++word) {
-            x[word] = WEIGHT_BYTES + place_of(of_eight, 4 * quarter + word);
+            x[word] = WEIGHT_BYTES + place_of(lane % 8, 4 * word + lane / 8);
         }
     }
 };
 
-// Multiplies a unit from shared memory. `source` is the lane, among the four of a row, that has the
-// scale of this lane's columns.
+// Reads a lane's words of a block from shared memory. In the last strip of a row, units may have fewer
+// words; the others are zeros.
+__device__ __forceinline__ void read_unit(uint32_t (&words)[4], uint32_t block, uint32_t unit_words) {
+    const uint32_t lane = threadIdx.x % WARP;
+    if (unit_words == WORDS) {
+        const uint4 read = load_16_bytes(block + lane * UNIT_BYTES);
+        words[0] = read.x, words[1] = read.y, words[2] = read.z, words[3] = read.w;
+    } else {
+#pragma unroll
+        for (uint32_t word = 0; word < WORDS; ++word) {
+            words[word] = 0;
+            if (word < unit_words) {
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(words[word]) : "r"(block + (lane * unit_words + word) * 4) : "memory");
+            }
+        }
+    }
+}
+
+// Multiplies a unit from shared memory. `scales` has the scales of four groups.
 template <typename Element, uint32_t ROWS>
-__device__ __forceinline__ void multiply(uint32_t stage, const Offsets& offsets, const Scales& scales, uint32_t source,
-                                         Sums<Element, ROWS>& sums) {
+__device__ __forceinline__ void multiply(const Call<Element>& call, uint32_t step, uint32_t stage, const Offsets& offsets,
+                                         const Scales& scales, Sums<Element, ROWS>& sums) {
+    const uint32_t unit_words = words_of_strip(call.columns, step);
     uint32_t words[FRAGMENTS][2][4];
 #pragma unroll
     for (uint32_t i = 0; i < FRAGMENTS * 2; ++i) {
-        const uint4 read = load_16_bytes(stage + offsets.weights[i / 2][i % 2]);
-        words[i / 2][i % 2][0] = read.x;
-        words[i / 2][i % 2][1] = read.y;
-        words[i / 2][i % 2][2] = read.z;
-        words[i / 2][i % 2][3] = read.w;
+        read_unit(words[i / 2][i % 2], stage + offsets.blocks[i / 2][i % 2], unit_words);
     }
     GroupOperands<Element> groups[FRAGMENTS][2];
 #pragma unroll
-    for (uint32_t i = 0; i < FRAGMENTS * 2; ++i) {
-        groups[i / 2][i % 2] = operands_of<Element>(scales.both[i / 2][i % 2], source);
-    }
-#pragma unroll
     for (uint32_t word = 0; word < 4; ++word) {
+        // The group of these 32 columns.
+        if ((word * SPAN_COLUMNS & (1u << call.group) - 1) == 0) {
+            const uint32_t source = (step * STEP_COLUMNS + word * SPAN_COLUMNS >> call.group) % 4;
+#pragma unroll
+            for (uint32_t i = 0; i < FRAGMENTS * 2; ++i) {
+                groups[i / 2][i % 2] = operands_of<Element>(scales.both[i / 2][i % 2], source);
+            }
+        }
         uint32_t elements[FRAGMENTS][2][4];
 #pragma unroll
         for (uint32_t fragment = 0; fragment < FRAGMENTS; ++fragment) {
-#pragma unroll
-            for (uint32_t pair = 0; pair < 4; ++pair) {
-                uint32_t* both = &elements[fragment][pair / 2][pair % 2 * 2];
-                both[0] = dequantized<Element>(words[fragment][0][word] >> 4 * pair, groups[fragment][0]);
-                both[1] = dequantized<Element>(words[fragment][1][word] >> 4 * pair, groups[fragment][1]);
-            }
+            dequantize_span<Element>(elements[fragment], words[fragment][0][word], words[fragment][1][word],
+                                     groups[fragment][0], groups[fragment][1]);
         }
 #pragma unroll
         for (uint32_t tile = 0; tile < ROWS / 8; ++tile) {
-            const uint4 of_x = load_16_bytes(stage + offsets.x[word] + tile * (8 * X_ROW_BYTES));
+            uint32_t of_x[4];
+            load_quarters(of_x, stage + offsets.x[word] + tile * (8 * X_ROW_BYTES));
 #pragma unroll
             for (uint32_t fragment = 0; fragment < FRAGMENTS; ++fragment) {
-                TensorCoreElement<Element>::multiply_add(sums[fragment][tile], elements[fragment][0], of_x.x, of_x.y);
-                TensorCoreElement<Element>::multiply_add(sums[fragment][tile], elements[fragment][1], of_x.z, of_x.w);
+                TensorCoreElement<Element>::multiply_add(sums[fragment][tile], elements[fragment][0], of_x[0], of_x[1]);
+                TensorCoreElement<Element>::multiply_add(sums[fragment][tile], elements[fragment][1], of_x[2], of_x[3]);
             }
         }
     }
@@ -446,8 +456,7 @@ __device__ __forceinline__ void gemm(const Call<Element>& call) {
             scaled.advance_by(steps_of_quad, steps);
             next.load(call, min(scaled.tile, call.tiles() - 1), scaled.step / steps_of_quad);
         }
-        const uint32_t source = (now.step * STEP_COLUMNS + threadIdx.x % 4 * STRIP_COLUMNS >> call.group) % 4;
-        multiply<Element, ROWS>(shared + stage * STAGE_BYTES, offsets, scales, source, sums);
+        multiply<Element, ROWS>(call, now.step, shared + stage * STAGE_BYTES, offsets, scales, sums);
         stage = stage + 1 == COUNT ? 0 : stage + 1;
         if (now.step + 1 == steps || unit + 1 == end) {
             if (add_parts<Element, ROWS>(call, now.tile, sums)) {
@@ -462,31 +471,6 @@ __device__ __forceinline__ void gemm(const Call<Element>& call) {
     }
 }
 
-// A thread block writes a block of rows. Row `i` of out is row `first + i` of the weight if
-// `i < half`, and row `second + i - half` otherwise. All three numbers are multiples of BLOCK_ROWS.
-template <typename Element>
-__device__ __forceinline__ void dequantize(const uint32_t* weight, const Element* scales, const uint8_t* zeros,
-                                           Element* out, uint32_t columns, uint32_t group, uint32_t half,
-                                           uint32_t first, uint32_t second) {
-    let_next_kernel_start();
-    wait_for_previous_kernel();
-    const uint32_t words = columns / 8, groups = columns >> group, first_row = blockIdx.x * BLOCK_ROWS;
-    const uint64_t from = first_row < half ? first + first_row : second + first_row - half;
-    // Four threads read a unit.
-    for (uint32_t at = threadIdx.x; at < words * BLOCK_ROWS; at += THREADS) {
-        const uint32_t strip = at / 4 / BLOCK_ROWS, row = at / 4 % BLOCK_ROWS;
-        const uint32_t word = __ldg(weight + from * words + unit_of(row, strip) / 4 + at % 4);
-        const uint64_t of_group = (from + row) * groups + (strip * STRIP_COLUMNS >> group);
-        const GroupOperands<Element> operands(scales[of_group], zeros ? __ldg(zeros + of_group) : 8u);
-        uint4 elements;
-        elements.x = dequantized<Element>(word, operands);
-        elements.y = dequantized<Element>(word >> 4, operands);
-        elements.z = dequantized<Element>(word >> 8, operands);
-        elements.w = dequantized<Element>(word >> 12, operands);
-        reinterpret_cast<uint4*>(out)[static_cast<uint64_t>(first_row + row) * words + 4 * strip + at % 4] = elements;
-    }
-}
-
 }  // namespace
 
 #define GEMM_INT4(name, Element, ROWS)                                                                                 \
@@ -498,20 +482,11 @@ __device__ __forceinline__ void dequantize(const uint32_t* weight, const Element
         gemm<Element, ROWS>({weight, scales, zeros, x, bias, out, parts, counters, rows, features, columns, x_pitch,   \
                              out_pitch, group, units, flags});                                                         \
     }
-#define KERNEL(name, Element)                                                                                          \
-    FOR_EACH_SMALL_M_ROWS(GEMM_INT4, name, Element)                                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        dequantize_int4_##name(const uint32_t* weight, const Element* scales, const uint8_t* zeros, Element* out,      \
-                               uint32_t columns, uint32_t group, uint32_t half, uint32_t first, uint32_t second) {     \
-        dequantize<Element>(weight, scales, zeros, out, columns, group, half, first, second);                          \
-    }
+#define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(GEMM_INT4, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: rows, features and columns > 0. The kernels may be launched with programmatic stream
-// serialization.
-//   gemm_int4: grid div_ceil(tiles * div_ceil(columns, STEP_COLUMNS), units), block (THREADS),
-//              dynamic shared memory SHARED_BYTES<ROWS>. ROWS is the smallest of 8, 16, 32 and 64
-//              that is >= rows. tiles is div_ceil(features, TILE_ROWS), or if GATED
-//              div_ceil(features, TILE_ROWS / 2). Blocks never wait for one another, so any number
-//              of units is correct.
-//   dequantize_int4: grid (rows of out / 16), block (THREADS), no dynamic shared memory
+// Launch: grid div_ceil(tiles * div_ceil(columns, STEP_COLUMNS), units), block (THREADS), dynamic shared
+// memory SHARED_BYTES<ROWS>. ROWS is the smallest of 8, 16, 32 and 64 that is >= rows. tiles is
+// div_ceil(features, TILE_ROWS), or if GATED div_ceil(features, TILE_ROWS / 2). Blocks never wait for
+// one another, so any number of units is correct. rows, features and columns are > 0. The kernel may
+// be launched with programmatic stream serialization.

@@ -2,14 +2,18 @@
 //!
 //! | part | shape | type |
 //! |---|---|---|
-//! | integers | blocks of [`BLOCK_ROWS`] rows, see below | u4 |
-//! | scales | `[rows, columns / group]` | the target's type of weights |
-//! | zero points | `[rows, columns / group]`, or absent if all are [`ZERO_POINT`] | u8, 0 to 15 |
+//! | integers | `[rows / 8, strips, 8, 4, words]`, see below | words of 32 bits |
+//! | scales | `[rows / 8, groups, 8]` | the target's type of weights |
+//! | zero points | `[rows / 8, groups, 8]`, or absent if all are [`ZERO_POINT`] | u8, 0 to 15 |
 //!
-//! Each row of a block has 16-byte units of [`STRIP_COLUMNS`] columns. The unit of row `r` at
-//! column `32 * s` has the index `16 * s + (r XOR (2 * (s % 4)))` in the block. A GPU therefore
-//! reads a block in order, and lanes that read units of adjacent rows and columns from a copy in
-//! shared memory access different banks. A unit has four little-endian words of 8 adjacent columns.
+//! A block has [`BLOCK_ROWS`] rows, and a strip has [`STRIP_COLUMNS`] columns; the last strip may have
+//! fewer, a multiple of 32. In a strip, each row has four units, and a unit has a little-endian word
+//! for each 32 columns. Word `w` of unit `u` has the columns `32 * w + 8 * p + 2 * u` and the next
+//! one, for `p` from 0 to 3: the first of the two in the bits from `4 * p` on, the second in the bits
+//! from `16 + 4 * p` on. These are the columns that a thread has in the operand `A` of NVIDIA's tensor
+//! core instructions, so a GPU thread reads its operands of 128 columns as 16 bytes, and extracts a
+//! pair of columns with a shift and one logic instruction (FasterTransformer; Marlin, Frantar et
+//! al. 2024, arXiv 2408.11743).
 //!
 //! An element is `(integer - zero point) * scale`, rounded once to the type of the scale. AutoAWQ,
 //! AutoGPTQ and compressed-tensors compute the same.
@@ -25,33 +29,19 @@ pub const GROUPS: [usize; 3] = [128, 64, 32];
 pub const ZERO_POINT: u8 = 8;
 
 /// Rows of a block. A weight has whole blocks.
-pub const BLOCK_ROWS: usize = 16;
+pub const BLOCK_ROWS: usize = 8;
 
-/// Columns of a unit.
-pub const STRIP_COLUMNS: usize = 32;
+/// Columns of a strip. The last strip of a row may have fewer.
+pub const STRIP_COLUMNS: usize = 128;
 
-/// Bytes of a unit.
-const UNIT_BYTES: usize = STRIP_COLUMNS / 2;
+/// Units of a row in a strip.
+pub const UNITS: usize = 4;
+
+/// Columns whose integers are in the words with the same index of the four units.
+pub const SPAN_COLUMNS: usize = 32;
 
 /// Integers of a word of 32 bits.
 pub const WORD_COLUMNS: usize = 8;
-
-/// The column of each integer of a word, from the lowest bits on. The first column of a pair is in
-/// the lower half of the word, and the second column is at the same position of the upper half, so
-/// a GPU extracts a pair with a shift and one logic instruction (FasterTransformer; Marlin, Frantar
-/// et al. 2024, arXiv 2408.11743).
-const ORDER: [usize; WORD_COLUMNS] = [0, 2, 4, 6, 1, 3, 5, 7];
-
-/// For each column of a word, the position of the lowest bit of its integer.
-pub(crate) const WORD_BITS: [u32; WORD_COLUMNS] = {
-    let mut bits = [0; WORD_COLUMNS];
-    let mut at = 0;
-    while at < WORD_COLUMNS {
-        bits[ORDER[at]] = 4 * at as u32;
-        at += 1;
-    }
-    bits
-};
 
 /// Returns `true` if a weight `[rows, columns]` consists of whole blocks of rows and of whole
 /// groups of `scheme`.
@@ -60,58 +50,69 @@ pub fn is_whole(scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool
     rows.is_multiple_of(BLOCK_ROWS) && GROUPS.contains(&group) && columns.is_multiple_of(group)
 }
 
-/// Returns the offset in bytes of a unit in a weight whose rows have `columns` columns.
+/// Returns the index of the scale of a row and group, in a weight with `groups` groups per row. Zero
+/// points have the same index.
 #[inline(always)]
-fn unit_at(row: usize, strip: usize, columns: usize) -> usize {
-    let within = strip * BLOCK_ROWS + ((row % BLOCK_ROWS) ^ (2 * (strip % 4)));
-    row / BLOCK_ROWS * (BLOCK_ROWS * columns / 2) + within * UNIT_BYTES
+pub fn scale_index(row: usize, group: usize, groups: usize) -> usize {
+    (row / BLOCK_ROWS * groups + group) * BLOCK_ROWS + row % BLOCK_ROWS
+}
+
+/// Returns the offsets in bytes of the words of a row that have the 32 columns from `32 * span` on,
+/// one for each unit.
+#[inline(always)]
+fn words_at(row: usize, span: usize, columns: usize) -> [usize; UNITS] {
+    const SPANS: usize = STRIP_COLUMNS / SPAN_COLUMNS;
+    let strip = span / SPANS;
+    let unit_bytes = 4 * (columns / SPAN_COLUMNS - strip * SPANS).min(SPANS);
+    let of_strip = row / BLOCK_ROWS * (BLOCK_ROWS * columns / 2) + strip * (BLOCK_ROWS * STRIP_COLUMNS / 2);
+    std::array::from_fn(|unit| of_strip + (row % BLOCK_ROWS * UNITS + unit) * unit_bytes + span % SPANS * 4)
 }
 
 /// Packs integers below 16 into whole blocks. Each row has `columns` columns.
 ///
 /// # Panics
-/// If `integers` are not whole blocks, `columns` are not whole units, or `out` does not have half a
-/// byte for each integer.
+/// If `integers` are not whole blocks, `columns` is not a multiple of 32, or `out` does not have
+/// half a byte for each integer.
 pub fn pack(integers: &[u8], columns: usize, out: &mut [u8]) {
     assert!(
-        columns.is_multiple_of(STRIP_COLUMNS) && integers.len().is_multiple_of(BLOCK_ROWS * columns),
-        "the integers are whole blocks, and the columns are whole units"
+        columns.is_multiple_of(SPAN_COLUMNS) && integers.len().is_multiple_of(BLOCK_ROWS * columns),
+        "the integers are whole blocks, and the number of columns is a multiple of 32"
     );
     assert_eq!(out.len() * 2, integers.len(), "the output has half a byte for each integer");
     for (row, integers) in integers.chunks_exact(columns).enumerate() {
-        for (strip, integers) in integers.chunks_exact(STRIP_COLUMNS).enumerate() {
-            let unit = &mut out[unit_at(row, strip, columns)..][..UNIT_BYTES];
-            for (columns, out) in integers.as_chunks::<WORD_COLUMNS>().0.iter().zip(unit.as_chunks_mut::<4>().0) {
-                let word = ORDER.iter().enumerate();
-                let word = word.fold(0, |word, (at, column)| word | u32::from(columns[*column]) << (4 * at));
-                *out = word.to_le_bytes();
+        for (span, integers) in integers.as_chunks::<SPAN_COLUMNS>().0.iter().enumerate() {
+            for (unit, at) in words_at(row, span, columns).into_iter().enumerate() {
+                let pair = |pair: usize| {
+                    let column = 8 * pair + 2 * unit;
+                    u32::from(integers[column]) << (4 * pair) | u32::from(integers[column + 1]) << (16 + 4 * pair)
+                };
+                let word = pair(0) | pair(1) | pair(2) | pair(3);
+                out[at..at + 4].copy_from_slice(&word.to_le_bytes());
             }
         }
     }
 }
 
-/// Returns the units of a row of `columns` columns, in the order of their columns. `weight` must
-/// consist of whole blocks.
+/// Returns the words of a row of `columns` columns, for each 32 columns in their order: one word of
+/// each unit. `weight` must consist of whole blocks.
 ///
 /// # Panics
 /// If the row is not in `weight`.
 #[inline(always)]
-pub fn units(weight: &[u8], row: usize, columns: usize) -> impl Iterator<Item = &[u8; UNIT_BYTES]> {
-    (0..columns / STRIP_COLUMNS)
-        .map(move |strip| weight[unit_at(row, strip, columns)..].first_chunk().expect("the weight has whole blocks"))
+pub fn words(weight: &[u8], row: usize, columns: usize) -> impl Iterator<Item = [u32; UNITS]> {
+    (0..columns / SPAN_COLUMNS).map(move |span| {
+        words_at(row, span, columns)
+            .map(|at| u32::from_le_bytes(*weight[at..].first_chunk().expect("the weight has whole blocks")))
+    })
 }
 
-/// Unpacks a unit into the integers of adjacent columns.
+/// Unpacks the words of 32 columns into their integers.
 #[inline(always)]
-pub fn unpack(unit: &[u8; UNIT_BYTES]) -> [u8; STRIP_COLUMNS] {
-    let mut out = [0; STRIP_COLUMNS];
-    for (word, out) in unit.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<WORD_COLUMNS>().0) {
-        let word = u32::from_le_bytes(*word);
-        for (at, column) in ORDER.iter().enumerate() {
-            out[*column] = (word >> (4 * at) & 0xf) as u8;
-        }
-    }
-    out
+pub fn unpack(words: [u32; UNITS]) -> [u8; SPAN_COLUMNS] {
+    std::array::from_fn(|column| {
+        let bits = 4 * (column / 8) + 16 * (column % 2);
+        (words[column % 8 / 2] >> bits & 0xf) as u8
+    })
 }
 
 /// Returns the elements that the 16 possible integers represent, rounded to the floating-point type
@@ -132,28 +133,37 @@ mod tests {
 
     #[test]
     fn packed_integers_come_back_in_their_order() {
-        for columns in [32, 96, 128, 224] {
-            let rows = 2 * BLOCK_ROWS;
+        for columns in [32, 96, 128, 224, 384] {
+            let rows = 3 * BLOCK_ROWS;
             let integers: Vec<u8> = (0..rows * columns).map(|at| (at * 7 % 13 + at / columns % 4) as u8).collect();
             let mut weight = vec![0xff; rows * columns / 2];
             pack(&integers, columns, &mut weight);
             for (row, integers) in integers.chunks_exact(columns).enumerate() {
-                let found: Vec<u8> = units(&weight, row, columns).flat_map(unpack).collect();
+                let found: Vec<u8> = words(&weight, row, columns).flat_map(unpack).collect();
                 assert_eq!(found, integers, "row {row} of {columns} columns");
             }
         }
     }
 
     #[test]
-    fn a_block_has_the_units_that_the_kernels_read() {
-        let mut integers = vec![0; BLOCK_ROWS * 64];
-        integers[3 * 64 + 32..][..8].copy_from_slice(&[0, 1, 2, 3, 4, 5, 6, 7]);
-        let mut weight = vec![0xff; integers.len() / 2];
-        pack(&integers, 64, &mut weight);
-        // The second unit of row 3 is number 16 + (3 ^ 2).
-        let at = 17 * UNIT_BYTES;
-        assert_eq!(u32::from_le_bytes(weight[at..at + 4].try_into().expect("four bytes")), 0x7531_6420);
-        assert!(weight[..at].iter().chain(&weight[at + 4..]).all(|byte| *byte == 0));
+    fn integers_have_the_places_that_the_kernels_read() {
+        let columns = STRIP_COLUMNS + 64;
+        let word_of = |row: usize, column: usize| {
+            let mut integers = vec![0; 2 * BLOCK_ROWS * columns];
+            integers[row * columns + column] = 15;
+            let mut weight = vec![0xff; integers.len() / 2];
+            pack(&integers, columns, &mut weight);
+            let words: Vec<u32> = weight.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+            let found = words.iter().position(|word| *word != 0).expect("an integer");
+            (found, words[found].trailing_zeros())
+        };
+        // A block has 8 x 4 units of four words, and in the last strip of two words.
+        assert_eq!(word_of(0, 0), (0, 0));
+        assert_eq!(word_of(3, 32 + 8 + 2), ((3 * 4 + 1) * 4 + 1, 4));
+        assert_eq!(word_of(3, 96 + 24 + 7), ((3 * 4 + 3) * 4 + 3, 16 + 12));
+        assert_eq!(word_of(5, 128 + 32 + 16 + 4), (128 + (5 * 4 + 2) * 2 + 1, 8));
+        assert_eq!(word_of(8, 1), (192, 16));
+        assert_eq!([scale_index(3, 0, 5), scale_index(3, 2, 5), scale_index(17, 4, 5)], [3, 19, 113]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ L2_BYTES = 50 << 20
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
-_TENSOR_MAP_TYPES = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9}
+_TENSOR_MAP_TYPES = {torch.float8_e4m3fn: 0, torch.int32: 2, torch.float16: 6, torch.bfloat16: 9}
 
 
 @functools.cache

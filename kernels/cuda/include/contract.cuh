@@ -40,6 +40,14 @@
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64)
 
+// `KERNEL(..., size)` for each maximum number of rows that gemm_small_m_int4.cu is compiled for.
+#define FOR_EACH_INT4_ROWS(KERNEL, ...) \
+    KERNEL(__VA_ARGS__, 8) \
+    KERNEL(__VA_ARGS__, 16) \
+    KERNEL(__VA_ARGS__, 32) \
+    KERNEL(__VA_ARGS__, 64) \
+    KERNEL(__VA_ARGS__, 128)
+
 // `KERNEL(..., size)` for each number of features per tile of gemm_medium_m.cu.
 #define FOR_EACH_GATED_WIDTH(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 80) \
@@ -411,21 +419,21 @@ constexpr uint32_t OUT_IS_F32 = 2;
 // Bytes of shared memory for pipeline stages.
 template <uint32_t ROWS>
 constexpr uint32_t STAGES_BYTES =
-    ROWS == 8 ? 159744 : ROWS == 16 ? 159744 : ROWS == 32 ? 147456 : ROWS == 64 ? 184320 : 0;
+    ROWS == 8 ? 159744 : ROWS == 16 ? 159744 : ROWS == 32 ? 147456 : ROWS == 64 ? 184320 : ROWS == 128 ? 151552 : 0;
 // Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile, and the sums that the thread
 // blocks of a cluster send.
 template <uint32_t ROWS>
 constexpr uint32_t SUMS_BYTES =
-    ROWS == 8 ? 12288 : ROWS == 16 ? 12288 : ROWS == 32 ? 16384 : ROWS == 64 ? 32768 : 0;
+    ROWS == 8 ? 12288 : ROWS == 16 ? 12288 : ROWS == 32 ? 16384 : ROWS == 64 ? 32768 : ROWS == 128 ? 65536 : 0;
 // Bytes of dynamic shared memory. It is more than half of an SM's shared memory, so that the SM runs one of these
 // thread blocks at a time, but not all of it, so that thread blocks of small kernels still fit on the SM.
 template <uint32_t ROWS>
 constexpr uint32_t SHARED_BYTES =
-    ROWS == 8 ? 172736 : ROWS == 16 ? 172736 : ROWS == 32 ? 164544 : ROWS == 64 ? 217792 : 0;
+    ROWS == 8 ? 172736 : ROWS == 16 ? 172736 : ROWS == 32 ? 164544 : ROWS == 64 ? 217792 : ROWS == 128 ? 217792 : 0;
 // Number of f32 elements of a partial tile that a thread block leaves for another thread block to add up.
 template <uint32_t ROWS>
 constexpr uint32_t PART_NUMBERS =
-    ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
+    ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : ROWS == 128 ? 16384 : 0;
 }  // namespace gemm_small_m
 
 // quantize.cu, and the FP8 constants that the FP8 GEMMs share with it.
@@ -490,7 +498,7 @@ constexpr uint32_t OUT_IS_F32 = 4;
 constexpr uint32_t IS_BF16 = 8;
 }  // namespace gemm_tiled_e4m3
 
-// gemm_int4.cu: GEMMs with weights of 4-bit integers by groups of columns.
+// gemm_int4.cu: GEMMs with weights of 4-bit integers on GPUs other than Hopper.
 namespace gemm_int4 {
 // Maximum number of rows of x.
 constexpr uint32_t ROWS_MAX = 64;
@@ -515,19 +523,19 @@ constexpr uint32_t GATED = 4;
 // Pipeline stages. A stage has the weights and the rows of x of one step.
 template <uint32_t ROWS>
 constexpr uint32_t STAGES =
-    ROWS == 8 ? 5 : ROWS == 16 ? 4 : ROWS == 32 ? 4 : ROWS == 64 ? 4 : 0;
+    ROWS == 8 ? 5 : ROWS == 16 ? 4 : ROWS == 32 ? 4 : ROWS == 64 ? 4 : ROWS == 128 ? 4 : 0;
 // Bytes of dynamic shared memory.
 template <uint32_t ROWS>
 constexpr uint32_t SHARED_BYTES =
-    ROWS == 8 ? 51216 : ROWS == 16 ? 49168 : ROWS == 32 ? 65552 : ROWS == 64 ? 98320 : 0;
+    ROWS == 8 ? 51216 : ROWS == 16 ? 49168 : ROWS == 32 ? 65552 : ROWS == 64 ? 98320 : ROWS == 128 ? 163856 : 0;
 // Thread blocks that an SM runs at once, if it has enough shared memory.
 template <uint32_t ROWS>
 constexpr uint32_t BLOCKS =
-    ROWS == 8 ? 4 : ROWS == 16 ? 4 : ROWS == 32 ? 3 : ROWS == 64 ? 2 : 0;
+    ROWS == 8 ? 4 : ROWS == 16 ? 4 : ROWS == 32 ? 3 : ROWS == 64 ? 2 : ROWS == 128 ? 2 : 0;
 // Number of f32 elements of a partial tile that a thread block leaves for another thread block to add up.
 template <uint32_t ROWS>
 constexpr uint32_t PART_NUMBERS =
-    ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
+    ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : ROWS == 128 ? 16384 : 0;
 }  // namespace gemm_int4
 
 // gemm_medium_m.cu: gated GEMMs of a few hundred rows.

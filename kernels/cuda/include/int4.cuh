@@ -1,29 +1,36 @@
 // Weights of 4-bit integers by groups of columns.
 //
-// weight  blocks of 16 rows; a block has a unit of 16 bytes for each row and each 32 columns
-// scales  [features, groups]            in the activation type, one for each group of columns
-// zeros   [features, groups]            u8, or null: every zero point is 8
+// weight  [rows / 8, strips, 8, 4, words]   u32: blocks of 8 rows, strips of 128 columns
+// scales  [rows / 8, groups, 8]             in the activation type, one for each group of columns
+// zeros   [rows / 8, groups, 8]             u8, or null: every zero point is 8
 //
-// The unit of row `r` of a block and of the 32 columns from `32 * s` on has the index 16 * s +
-// (r ^ 2 * (s % 4)) in the block. So blocks are read in order, and lanes that read units of
-// adjacent rows and columns from a copy in shared memory hit different banks. A unit has four words
-// of 8 adjacent columns.
+// In a strip, each row has four units of 16 bytes, and a unit has a word for each 32 columns. The last
+// strip may have fewer columns, a multiple of 32; its units have fewer words. Word `w` of unit `u` has
+// the columns 32 * w + 8 * p + 2 * u and the next one, for p from 0 to 3: the first in the bits from
+// 4 * p on, the second in the bits from 16 + 4 * p on. So lane `lane` of a warp has, in unit
+// `lane % 4` of row `lane / 4`, exactly the columns that the operand A of the tensor core
+// instructions needs from it. A shift of the word and one logic instruction give two adjacent columns
+// as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).
 //
 // An element is (integer - zero point) * scale: the difference is exact, and the product is rounded
-// once to the activation type. From the lowest bits on, a word has the integers of its columns 0,
-// 2, 4, 6, 1, 3, 5, 7. So a shift of the word and one logic instruction give two adjacent columns
-// as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).
+// once to the activation type.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-constexpr uint32_t BLOCK_ROWS = 16, STRIP_COLUMNS = 32, UNIT_BYTES = 16;
+constexpr uint32_t BLOCK_ROWS = 8, STRIP_COLUMNS = 128, UNITS = 4, SPAN_COLUMNS = 32, WORDS = STRIP_COLUMNS / SPAN_COLUMNS;
+constexpr uint32_t UNIT_BYTES = 4 * WORDS;
 
-// Byte offset of a unit in its block.
-__device__ __forceinline__ uint32_t unit_of(uint32_t row, uint32_t strip) {
-    return (strip * BLOCK_ROWS + (row ^ 2 * (strip % 4))) * UNIT_BYTES;
+// Number of words of a unit in a strip.
+__device__ __forceinline__ uint32_t words_of_strip(uint32_t columns, uint32_t strip) {
+    return min(columns / SPAN_COLUMNS - strip * WORDS, WORDS);
+}
+
+// Index of a scale or zero point.
+__device__ __forceinline__ uint64_t scale_index(uint32_t row, uint32_t group, uint32_t groups) {
+    return (static_cast<uint64_t>(row / BLOCK_ROWS) * groups + group) * BLOCK_ROWS + row % BLOCK_ROWS;
 }
 
 // BASE is a number whose lowest mantissa bit is worth 1, in both halves of a word. Writing an
@@ -66,4 +73,16 @@ __device__ __forceinline__ uint32_t dequantized(uint32_t word, const GroupOperan
     asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(placed) : "r"(word), "n"(Int4<Element>::BASE));
     const Pair element = __hmul2(__hsub2(reinterpret_cast<const Pair&>(placed), group.zero), group.scale);
     return reinterpret_cast<const uint32_t&>(element);
+}
+
+// The two operands A [16, 16] (tensor_core.cuh) of 32 columns, from the words of a lane's two rows.
+template <typename Element>
+__device__ __forceinline__ void dequantize_span(uint32_t (&a)[2][4], uint32_t top, uint32_t bottom,
+                                                const GroupOperands<Element>& of_top,
+                                                const GroupOperands<Element>& of_bottom) {
+#pragma unroll
+    for (uint32_t pair = 0; pair < 4; ++pair) {
+        a[pair / 2][pair % 2 * 2] = dequantized<Element>(top >> 4 * pair, of_top);
+        a[pair / 2][pair % 2 * 2 + 1] = dequantized<Element>(bottom >> 4 * pair, of_bottom);
+    }
 }

@@ -1,4 +1,5 @@
-// Formats of GEMMs with few rows: the element types of weight, x, bias and output, and the scales.
+// Formats of GEMMs with few rows: the element types of weight, x, bias and output, and the scales. BY_ROWS and
+// BY_BLOCKS say what has a scale, if the weight is E4M3.
 #pragma once
 
 #include "e4m3.cuh"
@@ -8,8 +9,7 @@ template <typename T>
 struct PlainFormat {
     using Element = T;
     using Operand = T;
-    static constexpr bool IS_PLAIN = true;
-    static constexpr bool BY_BLOCKS = false;
+    static constexpr bool IS_PLAIN = true, IS_INT4 = false, BY_ROWS = false, BY_BLOCKS = false;
     struct Scales {};
 };
 
@@ -20,13 +20,27 @@ template <typename T, bool BLOCKS>
 struct E4m3Format {
     using Element = T;  // of bias and output
     using Operand = E4m3;
-    static constexpr bool IS_PLAIN = false;
-    static constexpr bool BY_BLOCKS = BLOCKS;
+    static constexpr bool IS_PLAIN = false, IS_INT4 = false, BY_ROWS = !BLOCKS, BY_BLOCKS = BLOCKS;
     struct Scales {
         const float* weight;  // BLOCKS: [features / height, groups]; otherwise [features]
         const float* x;       // BLOCKS: [rows, groups]; otherwise [rows], or null for `fixed`
         float fixed;
         uint32_t groups;  // div_ceil(in, 128)
         uint32_t height;  // rows of the weight in a block
+    };
+};
+
+// Weights of 4-bit integers (int4.cuh), which are dequantized in registers. The other operands have
+// type T.
+template <typename T>
+struct Int4Format {
+    using Element = T;
+    using Operand = T;  // of x
+    static constexpr bool IS_PLAIN = false, IS_INT4 = true, BY_ROWS = false, BY_BLOCKS = false;
+    struct Scales {
+        const T* weight;       // int4.cuh
+        const uint8_t* zeros;  // or null
+        uint32_t columns;
+        uint32_t group;  // log2 of the columns of a group
     };
 };

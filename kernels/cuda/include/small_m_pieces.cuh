@@ -11,7 +11,7 @@ template <typename Format, uint32_t GROUPS, bool GATED>
 struct Piece {
     static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // per thread
     static constexpr uint32_t VALUES = GROUPS * 2 * FEATURES;
-    static constexpr bool IS_SCALED = !Format::IS_PLAIN && !Format::BY_BLOCKS;  // scales apply to complete sums
+    static constexpr bool IS_SCALED = Format::BY_ROWS;  // scales apply to complete sums
     using Element = typename Format::Element;
 
     const Arguments<Format>& arguments;

@@ -14,8 +14,8 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // per thread
     static_assert(VALUES * MULTIPLIERS == contract::gemm_small_m::PART_NUMBERS<ROWS>, "the host sizes scratch in parts of this size");
-    // Parts that are read at once: as many as fit into registers.
-    constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
+    // Values that are added up at once, and parts that are read at once: as many as fit into registers.
+    constexpr uint32_t SUMMED = VALUES < 32 ? VALUES : 32, AT_ONCE = SUMMED == 32 ? 2 : 4;
     const uint32_t begin = tile * arguments.steps;
     const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
     float* flat = &c[0][0];
@@ -53,53 +53,56 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     // The parts are added in the order of the blocks. This block's own part is in registers and is
     // added at the block's position.
     const uint32_t place = blockIdx.x - first;
-    float sum[VALUES] = {};
-    const auto add_own = [&] {
 #pragma unroll
-        for (uint32_t i = 0; i < VALUES; ++i) {
-            sum[i] += flat[i];
-        }
-    };
+    for (uint32_t from = 0; from < VALUES; from += SUMMED) {
+        float sum[SUMMED] = {};
+        const auto add_own = [&] {
+#pragma unroll
+            for (uint32_t i = 0; i < SUMMED; ++i) {
+                sum[i] += flat[from + i];
+            }
+        };
 #pragma unroll 1
-    for (uint32_t other = 0; other < others; other += AT_ONCE) {
-        float4 held[AT_ONCE][VALUES / 4];
+        for (uint32_t other = 0; other < others; other += AT_ONCE) {
+            float4 held[AT_ONCE][SUMMED / 4];
 #pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; ++i) {
-            const uint32_t at = min(other + i, others - 1);
-            const float* from = part(first + at + (at >= place ? 1u : 0u));
+            for (uint32_t i = 0; i < AT_ONCE; ++i) {
+                const uint32_t at = min(other + i, others - 1);
+                const float* values = part(first + at + (at >= place ? 1u : 0u)) + from * MULTIPLIERS;
 #pragma unroll
-            for (uint32_t four = 0; four < VALUES / 4; ++four) {
-                held[i][four] = __ldcg(reinterpret_cast<const float4*>(from + four * 4 * MULTIPLIERS));
-            }
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; ++i) {
-            if (other + i < others) {
-                if (other + i == place) {
-                    add_own();
-                }
-#pragma unroll
-                for (uint32_t four = 0; four < VALUES / 4; ++four) {
-                    sum[four * 4] += held[i][four].x;
-                    sum[four * 4 + 1] += held[i][four].y;
-                    sum[four * 4 + 2] += held[i][four].z;
-                    sum[four * 4 + 3] += held[i][four].w;
+                for (uint32_t four = 0; four < SUMMED / 4; ++four) {
+                    held[i][four] = __ldcg(reinterpret_cast<const float4*>(values + four * 4 * MULTIPLIERS));
                 }
             }
-        }
-    }
-    if (place == others) {
-        add_own();
-    }
 #pragma unroll
-    for (uint32_t i = 0; i < VALUES; ++i) {
-        flat[i] = sum[i];
+            for (uint32_t i = 0; i < AT_ONCE; ++i) {
+                if (other + i < others) {
+                    if (other + i == place) {
+                        add_own();
+                    }
+#pragma unroll
+                    for (uint32_t four = 0; four < SUMMED / 4; ++four) {
+                        sum[four * 4] += held[i][four].x;
+                        sum[four * 4 + 1] += held[i][four].y;
+                        sum[four * 4 + 2] += held[i][four].z;
+                        sum[four * 4 + 3] += held[i][four].w;
+                    }
+                }
+            }
+        }
+        if (place == others) {
+            add_own();
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < SUMMED; ++i) {
+            flat[from + i] = sum[i];
+        }
     }
     return true;
 }
 
 // The steps of one of the two multiplying warpgroups, and its position in the ring of stages.
-template <typename Format, uint32_t ROWS>
+template <typename Format, uint32_t ROWS, bool GATED>
 struct Steps {
     const Arguments<Format>& arguments;
     const Stages& stages;
@@ -110,6 +113,21 @@ struct Steps {
     // columns of a low tile, or half of the rows of a tall tile.
     template <bool LOW>
     __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], const Features& tile, uint32_t unit, uint32_t end) {
+        if constexpr (Format::IS_INT4) {
+            if (arguments.scales.group == 7) {
+                add_int4<LOW, true>(c, unit, end);
+            } else {
+                add_int4<LOW, false>(c, unit, end);
+            }
+        } else {
+            add_chunks<LOW>(c, tile, unit, end);
+        }
+    }
+
+private:
+    // `add` for a weight whose steps are in shared memory in chunks of columns.
+    template <bool LOW>
+    __device__ __forceinline__ void add_chunks(float (&c)[ROWS / 8][4], const Features& tile, uint32_t unit, uint32_t end) {
         constexpr uint32_t OWN = LOW ? CHUNKS / 2 : CHUNKS;
         const uint32_t warpgroup = threadIdx.x / WARPGROUP;
         const uint32_t skipped = LOW ? warpgroup * OWN : 0u;  // chunks
@@ -179,10 +197,128 @@ struct Steps {
         }
     }
 
-private:
+    // `add` for a weight of 4-bit integers. In a low tile, each warpgroup has every second unit. WHOLE: each
+    // step is one group.
+    template <bool LOW, bool WHOLE>
+    __device__ __forceinline__ void add_int4(float (&c)[ROWS / 8][4], uint32_t unit, uint32_t end) {
+        constexpr uint32_t STRIDE = LOW ? 2 : 1;
+        const Operands operands(arguments.scales, arguments.tile_rows, GATED,
+                                threadIdx.x / 32 % (LOW ? WARPGROUP / 32 : MULTIPLIERS / 32));
+        // The last unit of the tile, in which the units of the weight may have fewer words.
+        const uint32_t last = unit / arguments.steps * arguments.steps + arguments.steps - 1;
+        const uint32_t last_words = words_of_strip(arguments.scales.columns, arguments.steps - 1);
+        const uint32_t units = end - unit, skipped = LOW && unit % 2 != threadIdx.x / WARPGROUP ? 1 : 0;
+        float odd[ROWS / 8][4] = {};  // sums of every second product, if warps multiply separately
+        at.advance(stages, min(skipped, units));
+#pragma unroll 1
+        for (uint32_t done = skipped; done < units; done += STRIDE) {
+            await();
+            const uint32_t words = unit + done == last ? last_words : WORDS;
+            if constexpr (ROWS <= 16) {
+                add_by_warp<WHOLE>(c, odd, operands, words);
+            } else {
+                add_by_warpgroup<WHOLE>(c, operands, words);
+            }
+            release();
+            at.advance(stages, min(STRIDE, units - done));
+        }
+        if (ROWS <= 16) {
+#pragma unroll
+            for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                c[i / 4][i % 4] += odd[i / 4][i % 4];
+            }
+        }
+    }
+
+    using Operands = Int4Operands<Format>;
+    using Groups = GroupOperands<typename Format::Element>[2];
+
+    // Dequantizes the operands of 32 columns, the word `word` of a lane's units in a step. Reads the scales if a
+    // group begins there.
+    template <bool WHOLE>
+    __device__ __forceinline__ void dequantize(uint32_t (&a)[2][4], const uint32_t (&words)[2][WORDS], uint32_t word,
+                                               const Operands& operands, Groups& groups) const {
+        const uint32_t of_group = arguments.scales.group - 5;  // log2 of the words of a group
+        if (word == 0 || !WHOLE && (word >> of_group << of_group) == word) {
+            operands.read_group(groups, shared + stages.scales_at + at.stage * operands.scale_bytes,
+                                WHOLE ? 0 : word >> of_group);
+        }
+        dequantize_span<typename Format::Element>(a, words[0][word], words[1][word], groups[0], groups[1]);
+    }
+
+    // Adds the products of a step by wgmma.
+    template <bool WHOLE>
+    __device__ __forceinline__ void add_by_warpgroup(float (&c)[ROWS / 8][4], const Operands& operands,
+                                                     uint32_t unit_words) const {
+        using Product = Warpgroup<typename Format::Element>;
+        constexpr uint64_t LAYOUT = matrix_layout<CHUNK_COLUMNS>(0, 8 * ROW_BYTES);
+        const uint32_t stage = shared + at.stage * stages.bytes, x = matrix_at(0, stage + stages.weight_bytes);
+        uint32_t words[2][WORDS], a[WORDS][2][4];
+        operands.read(words, stage, unit_words);
+        Groups groups;
+#pragma unroll
+        for (uint32_t word = 0; word < WORDS; ++word) {
+            dequantize<WHOLE>(a[word], words, word, operands, groups);
+            const uint32_t from = word / (WORDS / CHUNKS) * ROWS * ROW_BYTES + word % (WORDS / CHUNKS) * 64;
+            hold(c);
+            products_begin();
+            Product::multiply_held(c, a[word][0], LAYOUT | (x + from / 16));
+            Product::multiply_held(c, a[word][1], LAYOUT | (x + from / 16 + 2));
+            products_end();
+        }
+        // If the loop waited for some of the products, the compiler would wait for those of each word (ptxas
+        // warning C7513).
+        products_wait<0>();
+        hold(c);
+#pragma unroll
+        for (uint32_t word = 0; word < WORDS; ++word) {
+            keep(a[word]);
+        }
+    }
+
+    // Adds the products of a step by mma.sync: the even ones to `even`, the odd ones to `odd`.
+    template <bool WHOLE>
+    __device__ __forceinline__ void add_by_warp(float (&even)[ROWS / 8][4], float (&odd)[ROWS / 8][4],
+                                                const Operands& operands, uint32_t unit_words) const {
+        using Product = TensorCoreElement<typename Format::Element>;
+        const uint32_t stage = shared + at.stage * stages.bytes, lane = threadIdx.x % 32;
+        uint32_t words[2][WORDS], x[WORDS][ROWS / 8][4];
+        operands.read(words, stage, unit_words);
+        // All loads are in progress before the first product, because loads and products keep their order.
+#pragma unroll
+        for (uint32_t word = 0; word < WORDS; ++word) {
+            const uint32_t from = stages.weight_bytes + word / (WORDS / CHUNKS) * ROWS * ROW_BYTES +
+                                  Swizzle<CHUNK_COLUMNS>::place(lane % 8, word % (WORDS / CHUNKS) * 4 + lane / 8);
+#pragma unroll
+            for (uint32_t tile = 0; tile < ROWS / 8; ++tile) {
+                load_quarters(x[word][tile], stage + from + tile * (8 * ROW_BYTES));
+            }
+        }
+        Groups groups;
+#pragma unroll
+        for (uint32_t word = 0; word < WORDS; ++word) {
+            uint32_t a[2][4];
+            dequantize<WHOLE>(a, words, word, operands, groups);
+#pragma unroll
+            for (uint32_t tile = 0; tile < ROWS / 8; ++tile) {
+                const uint32_t(&of_x)[4] = x[word][tile];
+                Product::multiply_add(even[tile], a[0], of_x[0], of_x[1]);
+                Product::multiply_add(odd[tile], a[1], of_x[2], of_x[3]);
+            }
+        }
+    }
+
+    // Keeps the operands of products in their registers up to this point.
+    static __device__ __forceinline__ void keep(uint32_t (&a)[2][4]) {
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i) {
+            asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+        }
+    }
+
     __device__ __forceinline__ void await() const { barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * at.stage, at.parity); }
     __device__ __forceinline__ void release() const {
-        if constexpr (Format::BY_BLOCKS) {
+        if constexpr (COPIES_SCALES<Format>) {
             __syncwarp();  // all lanes have read their scales
         }
         if (threadIdx.x % 32 == 0) {
@@ -217,7 +353,8 @@ private:
 // its own rows of x, and sends its sums for the other rows to the warpgroups that have these rows.
 // A block calls this function at most once, so that received sums are never overwritten.
 template <typename Format, uint32_t ROWS, bool GATED, uint32_t SHARERS>
-__device__ __forceinline__ void multiply_together(const Arguments<Format>& arguments, Steps<Format, ROWS>& steps,
+__device__ __forceinline__ void multiply_together(const Arguments<Format>& arguments,
+                                                  Steps<Format, ROWS, GATED>& steps,
                                                   uint32_t tile, uint32_t first, uint32_t last) {
     constexpr uint32_t GROUPS = ROWS / 8 < SHARERS ? 1 : ROWS / 8 / SHARERS, OWNERS = ROWS / 8 / GROUPS;
     constexpr uint32_t IN_BLOCK = SHARERS / TEAM, SENT_BYTES = GROUPS * WARPGROUP * 16;
@@ -328,7 +465,7 @@ __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, con
     const uint32_t warpgroup = threadIdx.x / WARPGROUP;
     const bool low = arguments.tile_rows <= HALF_ROWS;
     const uint32_t sums = shared + Shared<ROWS>::sums_at(1) + threadIdx.x % WARPGROUP * 4;
-    Steps<Format, ROWS> steps = {arguments, stages, shared};
+    Steps<Format, ROWS, GATED> steps = {arguments, stages, shared};
     wait_for_previous_kernel();
     const uint32_t lead = blockIdx.x / TEAM * TEAM, own = first / arguments.steps, own_begin = own * arguments.steps;
     if (line.start(lead) == own_begin && line.start(lead + TEAM) == own_begin + arguments.steps) {
@@ -403,14 +540,15 @@ __device__ __forceinline__ void small_m(const TensorMap& weight, const TensorMap
     extern __shared__ __align__(1024) uint8_t stages_bytes[];
     let_next_kernel_start();
     const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
-    const Stages stages = Stages::of<Format, ROWS>(arguments.tile_rows);
+    const Stages stages = Stages::of<Format, ROWS>(arguments);
     if (threadIdx.x == COPIER) {
         fetch_map(weight);
         fetch_map(x);
         for (uint32_t stage = 0; stage < stages.count; ++stage) {
             // The copying thread arrives, and with scales also all lanes of its warp.
-            barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, Format::BY_BLOCKS ? 1 + 32 : 1);
-            barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, MULTIPLIERS / 32);
+            barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, COPIES_SCALES<Format> ? 1 + 32 : 1);
+            const bool is_for_one = Format::IS_INT4 && arguments.tile_rows <= HALF_ROWS;  // warpgroup
+            barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, (is_for_one ? WARPGROUP : MULTIPLIERS) / 32);
         }
         for (uint32_t warpgroup = 0; warpgroup < 2; ++warpgroup) {
             barrier_init(shared + Shared<ROWS>::SUMS_ALL_AT + 8 * warpgroup, 1);
@@ -433,7 +571,7 @@ __device__ __forceinline__ void small_m(const TensorMap& weight, const TensorMap
         multiply<Format, ROWS, GATED>(arguments, line, stages, shared, first, last);
     } else if (warp == COPIER / 32) {
         const bool leads = is_elected();
-        if (Format::BY_BLOCKS || leads) {
+        if (COPIES_SCALES<Format> || leads) {
             copy<Format, ROWS, GATED>(weight, x, arguments, stages, shared, first, last, leads);
         }
     } else {

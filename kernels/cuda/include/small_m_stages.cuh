@@ -6,6 +6,7 @@
 #include "element.cuh"
 #include "small_m_formats.cuh"
 #include "small_m_scales.cuh"
+#include "small_m_int4.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
@@ -59,7 +60,27 @@ struct Shared {
     }
 };
 
-// Bytes of a stage's scales.
+template <typename Format>
+struct Arguments {
+    void* out;
+    const typename Format::Element* bias;
+    float* parts;
+    uint32_t* counters;
+    uint32_t out_pitch;
+    uint32_t rows;
+    uint32_t features;
+    uint32_t steps;
+    uint32_t tiles;
+    uint32_t tile_rows;
+    uint32_t flags;
+    typename Format::Scales scales;
+};
+
+// True if the copying warp copies scales along with each step.
+template <typename Format>
+constexpr bool COPIES_SCALES = Format::BY_BLOCKS || Format::IS_INT4;
+
+// Bytes of a stage's scales of E4M3 weights.
 template <typename Format, uint32_t ROWS>
 constexpr uint32_t SCALES_BYTES = Format::BY_BLOCKS ? StepScales<ROWS, CHUNKS>::BYTES : 0;
 
@@ -74,8 +95,20 @@ struct Stages {
     uint32_t scales_at;
 
     template <typename Format, uint32_t ROWS>
-    static __device__ __forceinline__ Stages of(uint32_t tile_rows) {
+    static __device__ __forceinline__ Stages of(const Arguments<Format>& arguments) {
+        const uint32_t tile_rows = arguments.tile_rows;
         Stages stages;
+        if constexpr (Format::IS_INT4) {
+            const uint32_t copied = tile_rows / BLOCK_ROWS * PIECE_BYTES;
+            stages.chunk_bytes = 0;  // not used: a step of the weight is one piece
+            stages.weight_bytes = (copied + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
+            stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
+            stages.copied = copied + CHUNKS * ROWS * ROW_BYTES;
+            const Int4Scales<typename Format::Element> scales(arguments.scales, tile_rows);
+            stages.count = min(STAGES_MAX, Shared<ROWS>::SUMS_AT / (stages.bytes + scales.bytes()));
+            stages.scales_at = stages.count * stages.bytes;
+            return stages;
+        }
         stages.chunk_bytes = (tile_rows + 7) / 8 * 8 * ROW_BYTES;
         stages.weight_bytes = CHUNKS * stages.chunk_bytes;
         stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
@@ -101,6 +134,14 @@ struct StageCursor {
             parity ^= 1;
         }
     }
+    // Advances by `units` units, at most the number of stages.
+    __device__ __forceinline__ void advance(const Stages& stages, uint32_t units) {
+        stage += units;
+        if (stage >= stages.count) {
+            stage -= stages.count;
+            parity ^= 1;
+        }
+    }
 };
 
 // The contiguous range of units of each block. A unit is one step of one tile.
@@ -116,27 +157,11 @@ struct UnitRanges {
     }
 };
 
-template <typename Format>
-struct Arguments {
-    void* out;
-    const typename Format::Element* bias;
-    float* parts;
-    uint32_t* counters;
-    uint32_t out_pitch;
-    uint32_t rows;
-    uint32_t features;
-    uint32_t steps;
-    uint32_t tiles;
-    uint32_t tile_rows;
-    uint32_t flags;
-    typename Format::Scales scales;
-};
-
-// The first feature of a tile. Heights of tiles are as equal as possible; a gated tile has whole
-// groups of eight features.
+// The first feature of a tile. Heights of tiles are as equal as possible. A tile has whole groups of
+// eight features if it is gated or consists of blocks.
 template <typename Format, bool GATED>
 __device__ __forceinline__ uint32_t first_feature(const Arguments<Format>& arguments, uint32_t tile) {
-    constexpr uint32_t GROUP = GATED ? GATE_ROWS : 1;
+    constexpr uint32_t GROUP = GATED || Format::IS_INT4 ? GATE_ROWS : 1;
     const uint64_t groups = arguments.features / GROUP;
     return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
 }
@@ -160,7 +185,7 @@ struct WeightCursor {
     const Arguments<Format>& arguments;
     uint32_t tile;
     uint32_t column;
-    uint32_t row;  // first row of the tile; if gated, its first group of eight rows
+    uint32_t row;  // first row of the tile; if gated or in blocks, its first group of eight rows
     uint32_t scales_row, scales_rows;  // the tile's scale rows, if each group of columns has scales
 
     __device__ __forceinline__ WeightCursor(const TensorMap& weight, const Arguments<Format>& arguments, uint32_t unit)
@@ -170,7 +195,7 @@ struct WeightCursor {
         find_row();
     }
     __device__ __forceinline__ void find_row() {
-        row = first_feature<Format, GATED>(arguments, tile) / (GATED ? GATE_ROWS : 1);
+        row = first_feature<Format, GATED>(arguments, tile) / (GATED || Format::IS_INT4 ? GATE_ROWS : 1);
         static_assert(!GATED || !Format::BY_BLOCKS, "`row` is the index of a feature only without a gate");
         if constexpr (Format::BY_BLOCKS) {
             const uint32_t end = first_feature<Format, GATED>(arguments, tile + 1);
@@ -179,13 +204,22 @@ struct WeightCursor {
         }
     }
     __device__ __forceinline__ void copy(const Stages& stages, uint32_t stage, uint32_t barrier) const {
-#pragma unroll
-        for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
-            const uint32_t at = stage + chunk * stages.chunk_bytes, from = column + chunk * CHUNK<Format>;
+        if constexpr (Format::IS_INT4) {
+            // A word of the map is eight columns of a row, and a block has eight rows.
             if (GATED) {
-                copy_box_once(at, weight, barrier, from, 0, 0, row);
+                copy_box_once(stage, weight, barrier, column, row, 0);
             } else {
-                copy_box_once(at, weight, barrier, from, row);
+                copy_box_once(stage, weight, barrier, column, row);
+            }
+        } else {
+#pragma unroll
+            for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+                const uint32_t at = stage + chunk * stages.chunk_bytes, from = column + chunk * CHUNK<Format>;
+                if (GATED) {
+                    copy_box_once(at, weight, barrier, from, 0, 0, row);
+                } else {
+                    copy_box_once(at, weight, barrier, from, row);
+                }
             }
         }
     }
@@ -209,7 +243,7 @@ __device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t
 }
 
 // Keeps the stages full. The thread with `leads` copies weights and x. If groups of columns have
-// scales, the whole warp of that thread calls this function and copies scales.
+// scales, the whole warp of that thread calls this function and copies scales (COPIES_SCALES).
 template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments,
                                      const Stages& stages, uint32_t shared, uint32_t first, uint32_t last, bool leads) {
@@ -217,7 +251,13 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
     WeightCursor<Format, GATED> place(weight, arguments, first);
     const uint32_t held = min(stages.count, last - first);
     const auto full = [&](uint32_t stage) { return shared + Shared<ROWS>::FULL_AT + 8 * stage; };
-    const auto scales_at = [&](uint32_t stage) { return shared + stages.scales_at + stage * Copies::BYTES; };
+    const auto scales_at = [&](uint32_t stage) {
+        if constexpr (Format::IS_INT4) {
+            const Int4Scales<typename Format::Element> scales(arguments.scales, arguments.tile_rows);
+            return shared + stages.scales_at + stage * scales.bytes();
+        }
+        return shared + stages.scales_at + stage * Copies::BYTES;
+    };
     const auto copy_of_weight = [&](uint32_t stage) {
         if (leads) {
             barrier_arrive_expecting(full(stage), stages.copied);
@@ -226,6 +266,11 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
         if constexpr (Format::BY_BLOCKS) {
             Copies::copy_weight(scales_at(stage), arguments.scales, place.scales_row, place.scales_rows,
                                 place.column / GROUP);
+        }
+        if constexpr (Format::IS_INT4) {
+            const Int4Scales<typename Format::Element> scales(arguments.scales, arguments.tile_rows);
+            scales.template copy<GATED>(scales_at(stage), place.row, arguments.features / GATE_ROWS, place.column);
+            barrier_arrive_after_copies(full(stage));
         }
     };
     const auto copy_of_x = [&](uint32_t stage, uint32_t column) {

@@ -130,15 +130,18 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 #define BURSAR_MULTIPLY(TYPE, ...) BURSAR_MULTIPLY_DEEP(TYPE, "k16", ", 0, 0", __VA_ARGS__)
 #define BURSAR_MULTIPLY_E4M3(...) BURSAR_MULTIPLY_DEEP("e4m3", "k32", "", __VA_ARGS__)
 
-// C [64, N] += A * B. A [64, 16] is in registers, which are the operands A0 to A3; B [16, N] is in
-// shared memory. The product sums along A's rows and down B's columns.
-#define BURSAR_GATHER(TYPE, N, NAMES, A0, A1, A2, A3, B, ...)                                                          \
-    static __device__ __forceinline__ void gather(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {          \
+// C [64, N] += A * B. A [64, 16] is in registers, which are the operands A0 to A3; B is in shared
+// memory. With TRANSPOSED 1, B is [16, N], and the product sums along A's rows and down B's columns;
+// with 0, B is [N, 16], and the product sums along the rows of both.
+#define BURSAR_MULTIPLY_REGISTERS(NAME, TRANSPOSED, TYPE, N, NAMES, A0, A1, A2, A3, B, ...)                            \
+    static __device__ __forceinline__ void NAME(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {            \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, {%" #A0 ", %" #A1  \
-                     ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, 1;\n"                                                   \
+                     ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, " #TRANSPOSED ";\n"                                     \
                      : __VA_ARGS__                                                                                     \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
     }
+#define BURSAR_GATHER(...) BURSAR_MULTIPLY_REGISTERS(gather, 1, __VA_ARGS__)
+#define BURSAR_MULTIPLY_HELD(...) BURSAR_MULTIPLY_REGISTERS(multiply_held, 0, __VA_ARGS__)
 
 // The products for elements of type T, which the instruction calls TYPE: one function for each
 // supported number of columns of C.
@@ -168,6 +171,11 @@ struct Warpgroup;
         BURSAR_GATHER(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, 67, 68, BURSAR_TILES_16(c, 0))                           \
         BURSAR_GATHER(TYPE, 256, BURSAR_NAMES_128, 128, 129, 130, 131, 132, BURSAR_TILES_16(c, 0),                     \
                       BURSAR_TILES_16(c, 16))                                                                          \
+        BURSAR_MULTIPLY_HELD(TYPE, 8, BURSAR_NAMES_4, 4, 5, 6, 7, 8, BURSAR_TILE(c[0]))                                \
+        BURSAR_MULTIPLY_HELD(TYPE, 16, BURSAR_NAMES_8, 8, 9, 10, 11, 12, BURSAR_TILES_2(c, 0))                         \
+        BURSAR_MULTIPLY_HELD(TYPE, 32, BURSAR_NAMES_16, 16, 17, 18, 19, 20, BURSAR_TILES_4(c, 0))                      \
+        BURSAR_MULTIPLY_HELD(TYPE, 64, BURSAR_NAMES_32, 32, 33, 34, 35, 36, BURSAR_TILES_8(c, 0))                      \
+        BURSAR_MULTIPLY_HELD(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, 67, 68, BURSAR_TILES_16(c, 0))                    \
     };
 
 BURSAR_WARPGROUP(__nv_bfloat16, "bf16")
@@ -184,7 +192,9 @@ struct Warpgroup<E4m3> {
 };
 
 #undef BURSAR_WARPGROUP
+#undef BURSAR_MULTIPLY_HELD
 #undef BURSAR_GATHER
+#undef BURSAR_MULTIPLY_REGISTERS
 #undef BURSAR_MULTIPLY_E4M3
 #undef BURSAR_MULTIPLY
 #undef BURSAR_MULTIPLY_DEEP

@@ -47,7 +47,7 @@ impl ModuleImages {
 
     /// Returns the groups of entry points that these images have.
     pub(super) fn generation(&self) -> Generation {
-        let has_int4 = self.modules().iter().any(|image| image.name == "gemm_int4");
+        let has_int4 = self.modules().iter().any(|image| image.name == "dequantize_int4");
         Generation { is_hopper: self.is_machine_code, has_int4 }
     }
 

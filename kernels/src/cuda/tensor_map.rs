@@ -71,6 +71,7 @@ impl TensorMap {
         );
         let element = match dtype {
             DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::U32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
             dtype if dtype.needs_scales() => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             _ => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         };

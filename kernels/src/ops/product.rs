@@ -53,7 +53,7 @@ fn check_int4(
     let is_grouped = int4::GROUPS.contains(&group) && data.columns().is_multiple_of(group);
     check::holds(is_grouped, op, "weight", data, "whole groups of 32, 64 or 128 columns of a row")?;
     let has_blocks = data.rows().is_multiple_of(int4::BLOCK_ROWS);
-    check::holds(has_blocks, op, "weight", data, "whole blocks of 16 rows")?;
+    check::holds(has_blocks, op, "weight", data, "whole blocks of 8 rows")?;
     check::holds(activations.is_none(), op, "scales", factors, "activations that are not quantized")?;
     check::weight(op, "scales", factors, target)?;
     for part in [Some(factors), zero_points.as_ref()].into_iter().flatten() {

@@ -96,6 +96,16 @@ impl Int4 {
         }
     }
 
+    /// Returns the values of `[rows, groups]` in the order in which a weight has them.
+    fn in_blocks<T: Copy>(self, values: &[T]) -> Vec<T> {
+        let groups = self.in_features / self.group;
+        let mut all = values.to_vec();
+        for (at, value) in values.iter().enumerate() {
+            all[int4::scale_index(at / groups, at % groups, groups)] = *value;
+        }
+        all
+    }
+
     /// Computes the GEMM with scales of type `kept`.
     ///
     /// # Panics
@@ -106,8 +116,10 @@ impl Int4 {
         let mut words = vec![0; parts.integers.len() / 2];
         int4::pack(&parts.integers, self.in_features, &mut words);
         let shape = [self.out_features, self.in_features / self.group];
-        let zero_points = if self.has_zero_points { Some(scope.upload(shape, &parts.zero_points)?) } else { None };
-        let scales = WeightScales::int4(narrowed(scope, shape, kept, &parts.scales)?, zero_points, self.group);
+        let zero_points =
+            if self.has_zero_points { Some(scope.upload(shape, &self.in_blocks(&parts.zero_points))?) } else { None };
+        let scales = narrowed(scope, shape, kept, &self.in_blocks(&parts.scales))?;
+        let scales = WeightScales::int4(scales, zero_points, self.group);
         let words = scope.upload([words.len()], &words)?;
         // SAFETY: the words are in the workspace until the end of this function, and nothing writes
         // them.

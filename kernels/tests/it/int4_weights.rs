@@ -64,7 +64,7 @@ fn a_gpu_plans_space_for_dequantized_rows() {
     assert_eq!(scratch([3584, 18_944]).0, 1792 * 18_944 * 2, "half of the rows fit");
     let has = |scheme, shape| gpu.has_quantized(scheme, shape);
     assert!(has(QuantizationScheme::int4(32, true), [80, 96]) && !has(QuantizationScheme::int4(64, true), [80, 96]));
-    assert!(!has(QuantizationScheme::int4(32, true), [81, 96]), "a block has 16 rows");
+    assert!(!has(QuantizationScheme::int4(32, true), [81, 96]), "a block has 8 rows");
     let older = Target::Cuda(CudaTarget { capability: (7, 5), sms: 40, activation: DType::F16 });
     assert!(!older.has_quantized(QuantizationScheme::int4(128, false), [128, 128]));
     assert!(!gpu.has_quantized_experts(QuantizationScheme::int4(128, false), [128, 128]));
@@ -90,7 +90,7 @@ fn invalid_4_bit_weights_are_refused() {
     for (rows, columns, group, groups, kept, expected) in [
         (32, 200, 128, 2, DType::F32, "whole groups"),
         (32, 256, 16, 16, DType::F32, "whole groups"),
-        (40, 256, 128, 2, DType::F32, "whole blocks of 16 rows"),
+        (36, 256, 128, 2, DType::F32, "whole blocks of 8 rows"),
         (32, 256, 128, 3, DType::F32, "[32, 2]"),
         (32, 256, 128, 2, DType::U32, "floating-point numbers"),
     ] {

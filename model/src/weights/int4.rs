@@ -171,7 +171,7 @@ pub(super) struct Int4Rows {
     pub zero_points: Vec<u8>,
 }
 
-/// The buffers for one row. The integers are not packed yet.
+/// The buffers for one row. The integers are not packed yet, and the scales are not in blocks yet.
 struct RowPlaces<'a> {
     integers: &'a mut [u8],
     scales: &'a mut [u8],
@@ -196,12 +196,14 @@ impl Int4Rows {
         };
         let blocks = all.words.par_chunks_exact_mut(int4::BLOCK_ROWS * columns / 2);
         let blocks = blocks.zip(all.scales.par_chunks_exact_mut(int4::BLOCK_ROWS * of_scales)).zip(zero_points);
-        blocks.enumerate().for_each(|(block, ((words, scales), zero_points))| {
+        blocks.enumerate().for_each(|(block, ((words, all_scales), all_zero_points))| {
             let mut integers = vec![int4::ZERO_POINT; int4::BLOCK_ROWS * columns];
-            let rows = integers.chunks_exact_mut(columns).zip(scales.chunks_exact_mut(of_scales));
-            for (at, (integers, scales)) in rows.enumerate() {
-                let zero_points = &mut zero_points[at * of_zero_points..][..of_zero_points];
-                row(block * int4::BLOCK_ROWS + at, RowPlaces { integers, scales, zero_points });
+            let (mut scales, mut zero_points) = (vec![0; of_scales], vec![0; of_zero_points]);
+            for (at, integers) in integers.chunks_exact_mut(columns).enumerate() {
+                let places = RowPlaces { integers, scales: &mut scales, zero_points: &mut zero_points };
+                row(block * int4::BLOCK_ROWS + at, places);
+                place_row(&scales, at, copy.scale_type.size(), all_scales);
+                place_row(&zero_points, at, 1, all_zero_points);
             }
             int4::pack(&integers, columns, words);
         });
@@ -295,6 +297,14 @@ impl Int4Rows {
     }
 }
 
+/// Copies the values of a row's groups, of `size` bytes each, to their places in a block's values.
+fn place_row(values: &[u8], row: usize, size: usize, block: &mut [u8]) {
+    for (group, value) in values.chunks_exact(size).enumerate() {
+        let at = int4::scale_index(row, group, values.len() / size) * size;
+        block[at..at + size].copy_from_slice(value);
+    }
+}
+
 /// Rows whose packed integers one thread reads at a time.
 const ROWS_AT_ONCE: usize = 64;
 
@@ -323,12 +333,14 @@ mod tests {
     fn elements(rows: &Int4Rows, columns: usize, copy: &Int4Copy) -> Vec<u8> {
         let mut scales = vec![0.0; rows.scales.len() / copy.scale_type.size()];
         widen_all(&rows.scales, copy.scale_type, &mut scales);
-        let row = |row: usize| int4::units(&rows.words, row, columns).flat_map(int4::unpack);
+        let row = |row: usize| int4::words(&rows.words, row, columns).flat_map(int4::unpack);
         let integers: Vec<u8> = (0..rows.words.len() * 2 / columns).flat_map(row).collect();
         let mut out = Vec::new();
-        for (at, (group, scale)) in integers.chunks_exact(copy.group).zip(scales).enumerate() {
+        let groups = columns / copy.group;
+        for (at, group) in integers.chunks_exact(copy.group).enumerate() {
+            let at = int4::scale_index(at / groups, at % groups, groups);
             let zero_point = rows.zero_points.get(at).copied().unwrap_or(int4::ZERO_POINT);
-            let values = int4::elements(scale, zero_point, copy.scale_type);
+            let values = int4::elements(scales[at], zero_point, copy.scale_type);
             let wide: Vec<f32> = group.iter().map(|integer| values[usize::from(*integer)]).collect();
             let mut narrowed = vec![0; wide.len() * copy.scale_type.size()];
             narrow(&wide, &mut narrowed, copy.scale_type);
@@ -419,7 +431,7 @@ mod tests {
         let whole = Int4Rows::random(7, (0, 128), 48, 128, &COPY);
         let part = Int4Rows::random(7, (16 * 128 + 64, 128), 16, 64, &COPY);
         let row = |all: &Int4Rows, row: usize, columns: usize| -> Vec<u8> {
-            int4::units(&all.words, row, columns).flat_map(int4::unpack).collect()
+            int4::words(&all.words, row, columns).flat_map(int4::unpack).collect()
         };
         for at in 0..16 {
             assert_eq!(row(&part, at, 64), row(&whole, at + 16, 128)[64..]);

@@ -42,7 +42,9 @@ const LAYER_NORM: Source = waiting("layer_norm");
 const GEMM_TILED_E4M3: Source = in_order("gemm_tiled_e4m3");
 const GEMM_SMALL_M: Source = waiting("gemm_small_m");
 const GEMM_SMALL_M_E4M3: Source = waiting("gemm_small_m_e4m3");
+const DEQUANTIZE_INT4: Source = waiting("dequantize_int4");
 const GEMM_INT4: Source = waiting("gemm_int4");
+const GEMM_SMALL_M_INT4: Source = waiting("gemm_small_m_int4");
 const GEMM_LARGE_M: Source = waiting("gemm_large_m");
 const GEMM_LARGE_M_E4M3: Source = waiting("gemm_large_m_e4m3");
 const QUANTIZE: Source = waiting("quantize");
@@ -260,8 +262,17 @@ pub(in crate::cuda) struct Tiled<F> {
 
 /// GEMMs with weights of 4-bit integers.
 pub(in crate::cuda) struct Int4<F> {
-    pub small_m: BySmallMRows<F>,
+    /// Kernels of `gemm_int4.cu`.
+    pub streamed: BySmallMRows<F>,
+    /// `None` on GPU generations other than Hopper.
+    pub small_m: Option<Int4SmallM<F>>,
     pub dequantize: F,
+}
+
+/// Kernels of `gemm_small_m_int4.cu`.
+pub(in crate::cuda) struct Int4SmallM<F> {
+    pub plain: BySmallMRows<F, { SmallMRows::ALL.len() }>,
+    pub gated: BySmallMRows<F, { SmallMRows::ALL.len() }>,
 }
 
 /// GEMMs of many rows with quantized weights.
@@ -308,7 +319,7 @@ impl<F> EntryPoints<F> {
             gelu_quick: all.typed(GELU, "gelu_quick")?,
             layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
             gemm_tiled: if hopper { None } else { Some(Tiled::find(&mut all)?) },
-            int4: if has_int4 { Some(Int4::find(&mut all)?) } else { None },
+            int4: if has_int4 { Some(Int4::find(&mut all, hopper)?) } else { None },
             patchify: all.typed(in_order("patchify"), "patchify")?,
             position_grid: all.typed(waiting("position_grid"), "position_grid")?,
             quantize: all.typed(QUANTIZE, "quantize")?,
@@ -495,11 +506,17 @@ impl<F> Tiled<F> {
 }
 
 impl<F> Int4<F> {
-    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
-        Ok(Int4 {
-            small_m: all.by_small_m_rows(GEMM_INT4, "gemm_int4")?,
-            dequantize: all.typed(GEMM_INT4, "dequantize_int4")?,
-        })
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>, is_hopper: bool) -> Result<Self, E> {
+        let small_m = if is_hopper {
+            Some(Int4SmallM {
+                plain: all.by_int4_rows("gemm_small_m_int4")?,
+                gated: all.by_int4_rows("gemm_small_m_int4_gated")?,
+            })
+        } else {
+            None
+        };
+        let streamed = all.by_small_m_rows(GEMM_INT4, "gemm_int4")?;
+        Ok(Int4 { streamed, small_m, dequantize: all.typed(DEQUANTIZE_INT4, "dequantize_int4")? })
     }
 }
 
@@ -569,8 +586,14 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
     }
 
     fn by_small_m_rows(&mut self, source: Source, operation: &str) -> Result<BySmallMRows<F>, E> {
-        let [a, b, c, d] = SmallMRows::ALL.map(SmallMRows::rows);
+        let [a, b, c, d] = SmallMRows::UP_TO_64.map(SmallMRows::rows);
         let mut of = |size| self.sized(source, operation, 'r', size);
         Ok(BySmallMRows([of(a)?, of(b)?, of(c)?, of(d)?]))
+    }
+
+    fn by_int4_rows(&mut self, operation: &str) -> Result<BySmallMRows<F, { SmallMRows::ALL.len() }>, E> {
+        let [a, b, c, d, e] = SmallMRows::ALL.map(SmallMRows::rows);
+        let mut of = |size| self.sized(GEMM_SMALL_M_INT4, operation, 'r', size);
+        Ok(BySmallMRows([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?]))
     }
 }

@@ -118,6 +118,11 @@ fn header() -> String {
         (
             "FOR_EACH_SMALL_M_ROWS",
             "each maximum number of rows that the GEMMs of few rows are compiled for",
+            numbers(&SmallMRows::UP_TO_64),
+        ),
+        (
+            "FOR_EACH_INT4_ROWS",
+            "each maximum number of rows that gemm_small_m_int4.cu is compiled for",
             numbers(&SmallMRows::ALL),
         ),
         ("FOR_EACH_GATED_WIDTH", "each number of features per tile of gemm_medium_m.cu", GATED_WIDTHS.to_vec()),

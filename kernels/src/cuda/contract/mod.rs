@@ -16,7 +16,7 @@ mod row_numbers;
 mod sizes;
 
 pub(super) use entry_points::{
-    EntryPoint, EntryPoints, Experts, Generation, HopperEntryPoints, PagedHopper, QuantizedCache,
+    EntryPoint, EntryPoints, Experts, Generation, HopperEntryPoints, Int4, PagedHopper, QuantizedCache,
 };
 pub(super) use numbers::{fp8 as quantize, *};
 pub(super) use row_numbers::*;

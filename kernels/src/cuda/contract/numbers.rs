@@ -292,6 +292,7 @@ contract! {
                 SmallMRows::R8 | SmallMRows::R16 => 156 * 1024,
                 SmallMRows::R32 => 144 * 1024,
                 SmallMRows::R64 => 180 * 1024,
+                SmallMRows::R128 => 148 * 1024,
             }
         }
         /// Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile,
@@ -299,7 +300,7 @@ contract! {
         fn sums_bytes(rows) -> usize {
             match rows {
                 SmallMRows::R8 | SmallMRows::R16 => 12 * 1024,
-                SmallMRows::R32 | SmallMRows::R64 => part_numbers(rows) * SUM,
+                _ => part_numbers(rows) * SUM,
             }
         }
         /// Bytes of dynamic shared memory. It is more than half of an SM's shared memory, so that
@@ -409,7 +410,7 @@ contract! {
         fn stages(rows) -> usize {
             match rows {
                 SmallMRows::R8 => 5,
-                SmallMRows::R16 | SmallMRows::R32 | SmallMRows::R64 => 4,
+                _ => 4,
             }
         }
         /// Bytes of dynamic shared memory.
@@ -421,7 +422,7 @@ contract! {
             match rows {
                 SmallMRows::R8 | SmallMRows::R16 => 4,
                 SmallMRows::R32 => 3,
-                SmallMRows::R64 => 2,
+                SmallMRows::R64 | SmallMRows::R128 => 2,
             }
         }
         /// Number of f32 elements of a partial tile that a thread block leaves for another thread

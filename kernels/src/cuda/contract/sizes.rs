@@ -91,10 +91,16 @@ pub(crate) enum SmallMRows {
     R16,
     R32,
     R64,
+    /// Only for weights of 4-bit integers on Hopper.
+    R128,
 }
 
 impl SmallMRows {
-    pub(crate) const ALL: [SmallMRows; 4] = [SmallMRows::R8, SmallMRows::R16, SmallMRows::R32, SmallMRows::R64];
+    pub(crate) const ALL: [SmallMRows; 5] =
+        [SmallMRows::R8, SmallMRows::R16, SmallMRows::R32, SmallMRows::R64, SmallMRows::R128];
+
+    /// Sizes of kernels for all formats of weights.
+    pub(crate) const UP_TO_64: [SmallMRows; 4] = [SmallMRows::R8, SmallMRows::R16, SmallMRows::R32, SmallMRows::R64];
 
     pub(crate) const fn rows(self) -> usize {
         match self {
@@ -102,13 +108,14 @@ impl SmallMRows {
             SmallMRows::R16 => 16,
             SmallMRows::R32 => 32,
             SmallMRows::R64 => 64,
+            SmallMRows::R128 => 128,
         }
     }
 
-    /// Returns the smallest size of at least `rows` rows. Returns `None` for 0 rows, or for more
-    /// rows than the largest size has.
-    pub(crate) fn holding(rows: usize) -> Option<Self> {
-        SmallMRows::ALL.into_iter().find(|size| (1..=size.rows()).contains(&rows))
+    /// Returns the smallest of `sizes` with at least `rows` rows. Returns `None` for 0 rows, or for
+    /// more rows than the largest size has.
+    pub(crate) fn holding(sizes: &[SmallMRows], rows: usize) -> Option<Self> {
+        sizes.iter().copied().find(|size| (1..=size.rows()).contains(&rows))
     }
 }
 
@@ -145,10 +152,10 @@ impl<T> Index<PackedHeadDim> for ByPackedHeadDim<T> {
     }
 }
 
-/// A value for each [`SmallMRows`].
-pub(crate) struct BySmallMRows<T>(pub [T; SmallMRows::ALL.len()]);
+/// A value for each of the first `N` sizes in [`SmallMRows::ALL`].
+pub(crate) struct BySmallMRows<T, const N: usize = { SmallMRows::UP_TO_64.len() }>(pub [T; N]);
 
-impl<T> Index<SmallMRows> for BySmallMRows<T> {
+impl<T, const N: usize> Index<SmallMRows> for BySmallMRows<T, N> {
     type Output = T;
 
     fn index(&self, size: SmallMRows) -> &T {

@@ -12,6 +12,7 @@ pub(super) enum GemmAlgorithm {
     SmallM(Cut),
     MediumM,
     LargeM,
+    Int4,
     /// For gated GEMMs: an ungated GEMM followed by the gate.
     Unfused,
 }

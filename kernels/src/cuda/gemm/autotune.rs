@@ -70,7 +70,8 @@ const FINALISTS: usize = 4;
 /// Trials of each finalist. The shortest time counts.
 const TRIALS: usize = 3;
 
-/// Milliseconds that `gemm_small_m.cu` may be slower than cuBLASLt and still be chosen.
+/// Milliseconds that `gemm_small_m.cu` may be slower than cuBLASLt and still be chosen. The kernels for
+/// 4-bit integers have the same advantage.
 /// `gemm_small_m.cu` reads weights while the preceding kernel runs, and lets the next kernel start
 /// early. This overlap saves more time after a kernel whose thread blocks end at different times,
 /// such as attention, than after the uniform kernel of a trial. The difference is about this much
@@ -93,6 +94,10 @@ pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result
             let measured = if recorded.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
             for &rows in measured {
                 let problem = GemmProblem { rows, ..*alike };
+                if problem.is_int4() && rows > problem.small_m_rows_max() {
+                    // More rows are computed in several launches.
+                    continue;
+                }
                 if cuda.kernels.tuned.measured().contains_key(&problem) {
                     continue;
                 }
@@ -173,8 +178,8 @@ impl<'t> Trial<'t> {
         let activation = self.cuda.kernels.target.activation;
         let mut described = None;
         let mut others = Vec::new();
-        if self.problem.gates && !self.problem.is_unquantized() {
-            // There is no kernel for gated quantized GEMMs of few rows.
+        if self.problem.gates && self.problem.quantizes_x() {
+            // There is no kernel for gated GEMMs of few rows with quantized x.
             return Ok(Some(GemmAlgorithm::Unfused));
         }
         if !library_supports(&self.cuda.gemm.gpu, activation, self.problem, self.operands(0)) {
@@ -232,10 +237,13 @@ impl<'t> Trial<'t> {
         if supports(Kernel::SmallM) {
             ours.extend(Cut::ALL.map(GemmAlgorithm::SmallM));
         }
+        if supports(Kernel::Int4) {
+            ours.push(GemmAlgorithm::Int4);
+        }
         if supports(Kernel::MediumM) {
             ours.push(GemmAlgorithm::MediumM);
         }
-        if !self.problem.gates && !self.problem.is_unquantized() && supports(Kernel::LargeM) {
+        if !self.problem.gates && self.problem.quantizes_x() && supports(Kernel::LargeM) {
             ours.push(GemmAlgorithm::LargeM);
         }
         ours
@@ -280,7 +288,8 @@ impl<'t> Trial<'t> {
                 self.run(described, algorithm, turn % self.weights.len())
             })
         })?;
-        let head_start = if matches!(algorithm, GemmAlgorithm::SmallM(_)) { HEAD_START } else { 0.0 };
+        let is_early = matches!(algorithm, GemmAlgorithm::SmallM(_) | GemmAlgorithm::Int4);
+        let head_start = if is_early { HEAD_START } else { 0.0 };
         Ok(milliseconds / turns as f32 - head_start)
     }
 
@@ -307,6 +316,7 @@ impl<'t> Trial<'t> {
             (GemmAlgorithm::SmallM(cut), _) => GemmPlan::SmallM(cut),
             (GemmAlgorithm::MediumM, _) => GemmPlan::MediumM,
             (GemmAlgorithm::LargeM, _) => GemmPlan::LargeM,
+            (GemmAlgorithm::Int4, _) => GemmPlan::Int4,
             (GemmAlgorithm::Unfused | GemmAlgorithm::Library(_), _) => return self.run_unfused(operands),
         };
         // SAFETY: the trial's memory has space for the operands, the weights keep their addresses
@@ -345,13 +355,13 @@ impl<'t> Trial<'t> {
     }
 
     fn operands(&self, turn: usize) -> GemmOperands {
-        let LayerWeight { weight, bias, scales, x_scale } = self.weights[turn];
+        let LayerWeight { weight, bias, scales, zero_points, x_scale } = self.weights[turn];
         GemmOperands {
             weight,
             x: self.x,
             bias,
             weight_scales: scales,
-            weight_zero_points: 0,
+            weight_zero_points: zero_points,
             x_scales: if self.problem.x_scales() == 0 { 0 } else { self.x_scales },
             x_scale,
             out: self.out,

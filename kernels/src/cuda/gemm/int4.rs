@@ -1,11 +1,11 @@
 //! GEMMs with weights of 4-bit integers, in launches of up to 64 rows that stream the weight
-//! (`kernels/cuda/gemm_int4.cu`).
+//! (`kernels/cuda/gemm_int4.cu`), and launch arguments for such weights.
 
 use bursar_budgets::Address;
 
 use super::{
     super::{
-        arguments::{Extent, arguments, count},
+        arguments::{Arguments, Extent, arguments, count},
         contract::{
             SmallMRows,
             gemm_int4::{ADD_TO_OUT, GATED, OUT_IS_F32, ROWS_MAX, THREADS, shared_bytes},
@@ -42,7 +42,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOpe
 unsafe fn launch_rows(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands) -> Result<(), KernelError> {
     let kernels = cuda.entry_points().int4.as_ref().expect("the kernel supports the GEMM");
     let counters = cuda.gemm.counters.as_ref().expect("the kernel supports the GEMM");
-    let kernel_rows = SmallMRows::holding(problem.rows).expect("a launch has at most 64 rows");
+    let kernel_rows = SmallMRows::holding(&SmallMRows::UP_TO_64, problem.rows).expect("a launch has at most 64 rows");
     let tiles = Int4Tiles::of(problem, kernel_rows, cuda.kernels.target.sms);
     let is = |holds: bool, flag: u32| u32::from(holds) * flag;
     let flags = is(problem.accumulates, ADD_TO_OUT) | is(problem.out_is_f32, OUT_IS_F32) | is(problem.gates, GATED);
@@ -67,7 +67,16 @@ unsafe fn launch_rows(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands)
     let extent = Extent { grid: [tiles.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
     // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that their
     // addresses are valid.
-    unsafe { cuda.launch(kernels.small_m[kernel_rows], extent, arguments) }
+    unsafe { cuda.launch(kernels.streamed[kernel_rows], extent, arguments) }
+}
+
+/// Appends the arguments for the scales of a weight of 4-bit integers to those of the small-m kernel.
+pub(super) fn with_int4_scales(arguments: Arguments, problem: GemmProblem, operands: GemmOperands) -> Arguments {
+    arguments
+        .with(Address(operands.weight_scales))
+        .with(Address(operands.weight_zero_points))
+        .with(count(problem.in_features))
+        .with(group_bits(problem))
 }
 
 /// Returns the logarithm to base 2 of the columns of a group.

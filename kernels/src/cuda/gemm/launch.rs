@@ -33,7 +33,7 @@ pub(super) unsafe fn launch(
     unsafe {
         match plan {
             GemmPlan::SmallM(cut) => small_m::launch(cuda, problem, operands, cut),
-            GemmPlan::SmallMPieces => small_m::launch_pieces(cuda, problem, operands),
+            GemmPlan::SmallMPieces(cut) => small_m::launch_pieces(cuda, problem, operands, cut),
             GemmPlan::MediumM => medium_m::launch(cuda, problem, operands),
             GemmPlan::LargeM => large_m::launch(cuda, problem, operands, output),
             GemmPlan::Tiled => tiled::launch(cuda, problem, operands),

@@ -80,7 +80,7 @@ fn compute(
     if problem.rows == 0 || problem.out_features == 0 {
         return Ok(());
     }
-    if cuda.gemm.autotunes.get() && !problem.is_int4() {
+    if cuda.gemm.autotunes.get() {
         cuda.gemm.recorded.borrow_mut().record(problem, operands);
         compare_large_m(cuda, problem, operands, output, unfused)?;
     }

@@ -4,7 +4,6 @@
 //! support the GEMM, the kernel that autotuning measured to be fastest is chosen.
 
 use super::{
-    super::contract::gemm_small_m::ROWS_MAX as SMALL_M_ROWS,
     algorithm::GemmAlgorithm,
     problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS},
     scale_scratch,
@@ -36,13 +35,14 @@ pub enum GemmBackend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GemmPlan {
     SmallM(Cut),
-    /// The small-m kernel, with up to 64 rows per launch. This is the fallback for quantized GEMMs
-    /// whose output is not aligned for any other kernel, and, without the library, for f32 outputs.
-    SmallMPieces,
+    /// The small-m kernel, in launches of as many rows as it supports. This is the fallback for
+    /// quantized GEMMs whose output is not aligned for any other kernel, for more rows with 4-bit
+    /// integers, and, without the library, for f32 outputs.
+    SmallMPieces(Cut),
     MediumM,
     LargeM,
     Tiled,
-    /// The kernel for weights of 4-bit integers.
+    /// The kernel of `gemm_int4.cu` for weights of 4-bit integers.
     Int4,
     /// Unquantized GEMMs of dequantized slices of a weight of 4-bit integers.
     DequantizedInt4,
@@ -113,25 +113,40 @@ impl<M: Measurements> Planner<'_, M> {
         // small-m kernel supports.
         let is_ours = self.backend == GemmBackend::Ours && self.has_pieces(problem, operands);
         let has_library = !is_ours && self.library_has(problem, operands)?;
-        Ok(Some(if has_library { GemmPlan::Library { rest: rest_of(problem) } } else { GemmPlan::SmallMPieces }))
+        Ok(Some(if has_library {
+            GemmPlan::Library { rest: rest_of(problem) }
+        } else {
+            GemmPlan::SmallMPieces(Cut::DEFAULT)
+        }))
     }
 
-    /// Chooses the kernel for a weight of 4-bit integers. The choice depends only on the number of
-    /// rows and on the limits of the kernels. A gated GEMM that neither kernel supports is computed
-    /// as an ungated GEMM followed by the gate.
+    /// Chooses the kernel for a weight of 4-bit integers. A gated GEMM that no kernel supports is
+    /// computed as an ungated GEMM followed by the gate.
     fn int4(&self, problem: GemmProblem, operands: GemmOperands) -> Result<Option<GemmPlan>, KernelError> {
-        let plans = [(Kernel::DequantizedInt4, GemmPlan::DequantizedInt4), (Kernel::Int4, GemmPlan::Int4)];
-        let found = plans.into_iter().find(|(kernel, _)| self.gpu.supports(*kernel, problem, operands));
-        match found {
-            None if !problem.gates => Err(KernelError::NoKernel { op: "linear" }),
-            found => Ok(found.map(|(_, plan)| plan)),
+        if self.gpu.supports(Kernel::DequantizedInt4, problem, operands) {
+            return Ok(Some(GemmPlan::DequantizedInt4));
         }
+        let rows = problem.rows.min(problem.small_m_rows_max());
+        let has_int4 = self.gpu.supports(Kernel::Int4, problem, operands);
+        let measured = match self.backend {
+            GemmBackend::Measured => self.measurements.fastest(GemmProblem { rows, ..problem }),
+            GemmBackend::Ours | GemmBackend::Library => None,
+        };
+        if has_int4 && (measured == Some(GemmAlgorithm::Int4) || !self.has_pieces(problem, operands)) {
+            return Ok(Some(GemmPlan::Int4));
+        }
+        if !self.has_pieces(problem, operands) {
+            return if problem.gates { Ok(None) } else { Err(KernelError::NoKernel { op: "linear" }) };
+        }
+        let cut = if let Some(GemmAlgorithm::SmallM(cut)) = measured { cut } else { Cut::DEFAULT };
+        Ok(Some(if rows == problem.rows { GemmPlan::SmallM(cut) } else { GemmPlan::SmallMPieces(cut) }))
     }
 
     /// Returns `true` if the small-m kernel supports the GEMM when the GEMM is split into launches
-    /// of at most `SMALL_M_ROWS` rows.
+    /// of as many rows as the kernel supports.
     fn has_pieces(&self, problem: GemmProblem, operands: GemmOperands) -> bool {
-        let (piece, operands) = problem.rows_of(operands, self.activation, 0, problem.rows.min(SMALL_M_ROWS));
+        let rows = problem.rows.min(problem.small_m_rows_max());
+        let (piece, operands) = problem.rows_of(operands, self.activation, 0, rows);
         self.gpu.supports(Kernel::SmallM, piece, operands)
     }
 
@@ -346,7 +361,11 @@ mod tests {
             assert_eq!(by(GemmBackend::Library, problem), WHOLE, "{problem:?}");
         }
         let logits = GemmProblem { out_is_f32: true, ..problem(100, 152_064, 3584) };
-        assert_eq!(by(GemmBackend::Ours, logits), Some(GemmPlan::SmallMPieces), "large-m kernels write no f32");
+        assert_eq!(
+            by(GemmBackend::Ours, logits),
+            Some(GemmPlan::SmallMPieces(Cut::DEFAULT)),
+            "large-m kernels write no f32"
+        );
         assert_eq!(by(GemmBackend::Measured, logits), WHOLE);
         assert_eq!(by(GemmBackend::Ours, gated(256, 18_944, 3584)), Some(GemmPlan::MediumM));
         assert_eq!(by(GemmBackend::Library, gated(256, 18_944, 3584)), None);
@@ -369,7 +388,10 @@ mod tests {
     #[test]
     fn an_unaligned_quantized_output_is_computed_in_pieces() {
         let unaligned = GemmProblem { out_pitch: 4609, ..quantized(QuantizationScheme::ROW, 300) };
-        assert_eq!(plan(GemmBackend::Measured, Found::default(), unaligned), Some(GemmPlan::SmallMPieces));
+        assert_eq!(
+            plan(GemmBackend::Measured, Found::default(), unaligned),
+            Some(GemmPlan::SmallMPieces(Cut::DEFAULT))
+        );
         let refused = Found { library_refuses: true, ..Found::default() };
         assert_eq!(
             plan(GemmBackend::Library, refused, quantized(QuantizationScheme::ROW, 300)),
@@ -396,7 +418,12 @@ mod tests {
         {
             let mut found = Found { library_refuses: true, ..measured(GemmAlgorithm::LargeM) };
             let mut planner = planner(gpu, backend, &mut found);
-            for (rows, expected) in [(1, GemmPlan::Int4), (256, GemmPlan::Int4), (257, GemmPlan::DequantizedInt4)] {
+            let (few, more) = if gpu.is_hopper {
+                (GemmPlan::SmallM(Cut::DEFAULT), GemmPlan::SmallMPieces(Cut::DEFAULT))
+            } else {
+                (GemmPlan::Int4, GemmPlan::Int4)
+            };
+            for (rows, expected) in [(1, few), (128, few), (256, more), (257, GemmPlan::DequantizedInt4)] {
                 let gated = GemmProblem { scheme: int4(rows, 64).scheme, ..gated(rows, 18_944, 3584) };
                 for problem in [int4(rows, 64), gated] {
                     let plan = planner.plan(problem, operands(256 << 20)).expect("there is a kernel");
@@ -406,6 +433,17 @@ mod tests {
             }
             planner.plan(int4(1, 64), GemmOperands { x: 8, ..operands(256 << 20) }).expect_err("x is not aligned");
         }
+    }
+
+    #[test]
+    fn a_weight_of_4_bit_integers_has_the_fastest_of_its_kernels() {
+        let cut = Cut::ALL[2];
+        let follow = |algorithm, rows| plan(GemmBackend::Measured, measured(algorithm), int4(rows, 64));
+        assert_eq!(follow(GemmAlgorithm::SmallM(cut), 8), Some(GemmPlan::SmallM(cut)));
+        assert_eq!(follow(GemmAlgorithm::SmallM(cut), 200), Some(GemmPlan::SmallMPieces(cut)));
+        assert_eq!(follow(GemmAlgorithm::Int4, 8), Some(GemmPlan::Int4));
+        let biased = GemmProblem { scheme: int4(8, 64).scheme, has_bias: true, ..gated(8, 18_944, 3584) };
+        assert_eq!(plan(GemmBackend::Measured, Found::default(), biased), Some(GemmPlan::Int4));
     }
 
     #[test]

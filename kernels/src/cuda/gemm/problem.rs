@@ -4,7 +4,7 @@
 use bursar_budgets::{Address, Bytes};
 use serde::{Deserialize, Serialize};
 
-use super::super::tensor_map::Rows;
+use super::super::{contract::SmallMRows, tensor_map::Rows};
 use crate::{DType, QuantizationScheme};
 
 /// The largest number of rows for which the time of a GEMM is bound by reading the weight.
@@ -59,6 +59,16 @@ impl GemmProblem {
     /// Returns `true` if the weight has 4-bit integers, so that x is not quantized.
     pub(super) fn is_int4(&self) -> bool {
         self.scheme.is_some_and(QuantizationScheme::is_int4)
+    }
+
+    /// Returns the numbers of rows that the small-m kernel is compiled for.
+    pub(super) fn small_m_sizes(&self) -> &'static [SmallMRows] {
+        if self.is_int4() { &SmallMRows::ALL } else { &SmallMRows::UP_TO_64 }
+    }
+
+    /// Returns the maximum number of rows per launch of the small-m kernel.
+    pub(super) fn small_m_rows_max(&self) -> usize {
+        self.small_m_sizes().last().expect("the list is not empty").rows()
     }
 
     /// Returns `true` if x is quantized like the weight, to the same type.

@@ -23,6 +23,8 @@ pub(super) struct LayerWeight {
     pub weight: u64,
     pub bias: Option<u64>,
     pub scales: u64,
+    /// Address of the zero points of 4-bit integers, or 0.
+    pub zero_points: u64,
     pub x_scale: f32,
 }
 
@@ -37,8 +39,9 @@ impl RecordedGemms {
     /// Records a GEMM and its weight.
     pub(super) fn record(&mut self, problem: GemmProblem, operands: GemmOperands) {
         let recorded = self.by_shape.entry(GemmProblem { rows: 0, ..problem }).or_default();
-        let GemmOperands { weight, bias, weight_scales: scales, x_scale, .. } = operands;
-        let weight = LayerWeight { weight, bias, scales, x_scale };
+        let GemmOperands { weight, bias, weight_scales: scales, weight_zero_points: zero_points, x_scale, .. } =
+            operands;
+        let weight = LayerWeight { weight, bias, scales, zero_points, x_scale };
         recorded.has_few_rows |= problem.rows <= MEMORY_BOUND_ROWS;
         if recorded.weights.len() < WEIGHTS_MAX && !recorded.weights.contains(&weight) {
             recorded.weights.push(weight);

@@ -7,18 +7,19 @@ use super::{
     super::{
         arguments::{Extent, arguments, count},
         contract::{
-            SmallMRows,
-            gemm_small_m::{ADD_TO_OUT, CHUNK_COLUMNS, GATE_ROWS, OUT_IS_F32, ROWS_MAX, THREADS, shared_bytes},
+            Int4, SmallMRows,
+            gemm_small_m::{ADD_TO_OUT, CHUNK_COLUMNS, GATE_ROWS, OUT_IS_F32, STEP_COLUMNS, THREADS, shared_bytes},
         },
         lane::Cuda,
         tensor_map::{Layout, Rows, Swizzle, TensorMap},
     },
+    int4::with_int4_scales,
     problem::{GemmOperands, GemmProblem},
     scale_arguments::with_scales,
     table::Kernel,
     tiles::{Cut, SmallMTiles},
 };
-use crate::{DType, KernelError, SCALE_BLOCK};
+use crate::{DType, KernelError, SCALE_BLOCK, int4::BLOCK_ROWS};
 
 /// Launches the kernel.
 ///
@@ -34,14 +35,17 @@ pub(super) unsafe fn launch(
     cut: Cut,
 ) -> Result<(), KernelError> {
     let tiles = SmallMTiles::of(problem, cut, cuda.kernels.target.sms);
-    let kernel_rows = SmallMRows::holding(problem.rows).expect("the kernel supports the GEMM");
-    let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
+    let kernel_rows = SmallMRows::holding(problem.small_m_sizes(), problem.rows).expect("the kernel supports the GEMM");
+    let entry_points = cuda.entry_points();
+    let kernels = entry_points.hopper.as_ref().expect("the kernel supports the GEMM");
     let counters = cuda.gemm.counters.as_ref().expect("the kernel supports the GEMM");
     let activation = cuda.kernels.target.activation;
     let rows = Rows { pitch: problem.tma_x_pitch(), ..problem.x() };
-    let chunk = if problem.is_unquantized() { CHUNK_COLUMNS } else { SCALE_BLOCK };
+    let chunk = if problem.quantizes_x() { SCALE_BLOCK } else { CHUNK_COLUMNS };
     let x = TensorMap::of_rows(operands.x, problem.x_type(activation), rows, [kernel_rows.rows(), chunk])?;
-    let weight = if problem.gates {
+    let weight = if problem.is_int4() {
+        int4_map(problem, operands, &tiles)?
+    } else if problem.gates {
         gated_map(problem, operands, &tiles, activation)?
     } else {
         let elements = problem.weight_type(activation);
@@ -64,21 +68,30 @@ pub(super) unsafe fn launch(
         let flags = u32::from(problem.accumulates) * ADD_TO_OUT + u32::from(problem.out_is_f32) * OUT_IS_F32;
         arguments = arguments.with(flags);
     }
-    let of_rows = match problem.scheme {
-        Some(scheme) => kernels.gemm_small_m_quantized.of(scheme),
-        None if problem.gates => &kernels.gemm_small_m_gated,
-        None => &kernels.gemm_small_m,
-    };
-    if !problem.is_unquantized() {
+    if problem.is_int4() {
+        arguments = with_int4_scales(arguments, problem, operands);
+    } else if !problem.is_unquantized() {
         arguments = with_scales(arguments, problem, operands);
     }
+    let kernel = match (problem.scheme, &entry_points.int4) {
+        (Some(scheme), Some(Int4 { small_m: Some(int4), .. })) if scheme.is_int4() => {
+            if problem.gates {
+                int4.gated[kernel_rows]
+            } else {
+                int4.plain[kernel_rows]
+            }
+        }
+        (Some(scheme), _) => kernels.gemm_small_m_quantized.of(scheme)[kernel_rows],
+        (None, _) if problem.gates => kernels.gemm_small_m_gated[kernel_rows],
+        (None, _) => kernels.gemm_small_m[kernel_rows],
+    };
     let extent = Extent { grid: [tiles.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
     // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that their
     // addresses are valid.
-    unsafe { cuda.launch(of_rows[kernel_rows], extent, arguments) }
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
-/// Computes a GEMM with any number of rows, up to [`ROWS_MAX`] per launch.
+/// Computes a GEMM with any number of rows, in launches of as many rows as the kernel supports.
 ///
 /// # Errors
 /// The kernel does not support the GEMM, or the device reports an error.
@@ -90,16 +103,18 @@ pub(super) unsafe fn launch_pieces(
     cuda: &Cuda,
     problem: GemmProblem,
     operands: GemmOperands,
+    cut: Cut,
 ) -> Result<(), KernelError> {
-    for first in (0..problem.rows).step_by(ROWS_MAX) {
-        let rows = ROWS_MAX.min(problem.rows - first);
+    let rows_max = problem.small_m_rows_max();
+    for first in (0..problem.rows).step_by(rows_max) {
+        let rows = rows_max.min(problem.rows - first);
         let (piece, operands) = problem.rows_of(operands, cuda.kernels.target.activation, first, rows);
         if !cuda.gemm.gpu.supports(Kernel::SmallM, piece, operands) {
             return Err(KernelError::NoKernel { op: "linear" });
         }
         // SAFETY: the caller guarantees that the operands match the whole GEMM, so the operands of
         // these rows match these rows. The check above ensures that the kernel supports them.
-        unsafe { launch(cuda, piece, operands, Cut::DEFAULT)? };
+        unsafe { launch(cuda, piece, operands, cut)? };
     }
     Ok(())
 }
@@ -121,4 +136,21 @@ fn gated_map(
         swizzle: Swizzle::Bytes128,
     };
     TensorMap::new(Address(operands.weight), activation, &layout)
+}
+
+/// Returns the tensor map of a weight of 4-bit integers: words of 32 bits by blocks of rows, of which
+/// one copy transfers a step of a tile. In a gated GEMM, the blocks of up rows are another dimension.
+fn int4_map(problem: GemmProblem, operands: GemmOperands, tiles: &SmallMTiles) -> Result<TensorMap, DeviceError> {
+    // A block of eight rows has a word for each column.
+    let (words, blocks) = (problem.in_features as u64, (problem.features() / BLOCK_ROWS) as u64);
+    let (pitch, copied) = (DType::U32.bytes(problem.in_features).0, count(STEP_COLUMNS));
+    let tile_blocks = count(tiles.tile_rows / BLOCK_ROWS / problem.rows_per_feature());
+    let rank = if problem.gates { 3 } else { 2 };
+    let layout = Layout {
+        dimensions: &[words, blocks, 2][..rank],
+        strides: &[pitch, pitch * blocks][..rank - 1],
+        cube: &[copied, tile_blocks, 2][..rank],
+        swizzle: Swizzle::None,
+    };
+    TensorMap::new(Address(operands.weight), DType::U32, &layout)
 }

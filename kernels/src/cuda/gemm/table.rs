@@ -3,7 +3,10 @@
 use std::ops::RangeInclusive;
 
 use super::{
-    super::contract::gemm_small_m::{GATE_ROWS, ROWS_MAX as SMALL_M_ROWS},
+    super::contract::{
+        SmallMRows,
+        gemm_small_m::{GATE_ROWS, ROWS_MAX as SMALL_M_ROWS},
+    },
     int4_slices,
     problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS},
     scale_scratch,
@@ -14,7 +17,8 @@ use crate::{DType, Quantization, QuantizationScheme, int4::BLOCK_ROWS};
 /// A family of kernels that compute GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
-    /// Streams the weight once, for up to 64 rows (`gemm_small_m.cu`).
+    /// Streams the weight once, for up to 64 rows, or up to 128 rows with 4-bit integers
+    /// (`gemm_small_m.cu`, `gemm_small_m_e4m3.cu`, `gemm_small_m_int4.cu`).
     SmallM,
     /// Gated GEMMs of 65 to 256 rows (`gemm_medium_m.cu`).
     MediumM,
@@ -138,9 +142,8 @@ const INT4: Capability = Capability {
     ..ANY
 };
 
-/// Dequantizing a weight takes about ten times as long as reading it. Dequantizing is worthwhile
-/// only if the int4 kernel would need more than a few launches of 64 rows. The other limits are
-/// those of the large-m kernels, so that no GEMM of a slice is planned with the small-m kernel: the
+/// Dequantizing a weight takes about as long as three launches of the small-m kernel with 128 rows
+/// each, or on other GPUs as four launches of the int4 kernel. The other limits are those of the large-m kernels, so that no GEMM of a slice is planned with the small-m kernel: the
 /// small-m kernel would read the slice before the dequantization has ended.
 const DEQUANTIZED_INT4: Capability = Capability {
     kernel: Kernel::DequantizedInt4,
@@ -150,7 +153,10 @@ const DEQUANTIZED_INT4: Capability = Capability {
     ..LARGE_M
 };
 
-const CAPABILITIES: [Capability; 15] = [
+/// Limits of the small-m kernel for weights of 4-bit integers.
+const SMALL_M_INT4: Capability = Capability { kernel: Kernel::SmallM, rows: 1..=SmallMRows::R128.rows(), ..INT4 };
+
+const CAPABILITIES: [Capability; 17] = [
     Capability {
         kernel: Kernel::SmallM,
         schemes: Schemes::NotInt4,
@@ -186,6 +192,8 @@ const CAPABILITIES: [Capability; 15] = [
     Capability { kernel: Kernel::Tiled, schemes: Schemes::QuantizedX, input_alignment: TMA, ..ANY },
     INT4,
     Capability { gates: true, ..INT4 },
+    SMALL_M_INT4,
+    Capability { gates: true, can_accumulate: false, can_write_f32: false, can_add_bias: false, ..SMALL_M_INT4 },
     DEQUANTIZED_INT4,
     Capability { gates: true, can_accumulate: false, ..DEQUANTIZED_INT4 },
     ANY,
@@ -336,17 +344,19 @@ mod tests {
 
     #[test]
     fn weights_of_4_bit_integers_have_kernels_on_every_gpu_with_bf16() {
-        use Kernel::{DequantizedInt4, Int4};
+        use Kernel::{DequantizedInt4, Int4, SmallM};
         let ample = operands(256 << 20);
         for group in [32, 64, 128] {
             let whole = int4(64, group);
             let gated = GemmProblem { scheme: whole.scheme, ..gated(64, 18_944, 3584) };
             let logits = GemmProblem { out_is_f32: true, accumulates: true, has_bias: true, ..whole };
             assert_eq!(kernels(GemmProblem { rows: 257, ..logits }, ample), [Int4]);
+            assert_eq!(kernels(GemmProblem { has_bias: true, ..gated }, ample), [Int4]);
             for problem in [whole, gated, GemmProblem { has_bias: true, ..whole }] {
-                for rows in [1, 64, 65, 256] {
-                    assert_eq!(kernels(GemmProblem { rows, ..problem }, ample), [Int4], "{rows} rows");
+                for rows in [1, 64, 65, 128] {
+                    assert_eq!(kernels(GemmProblem { rows, ..problem }, ample), [SmallM, Int4], "{rows} rows");
                 }
+                assert_eq!(kernels(GemmProblem { rows: 129, ..problem }, ample), [Int4]);
                 let many = GemmProblem { rows: 257, ..problem };
                 assert_eq!(kernels(many, ample), [Int4, DequantizedInt4]);
                 assert_eq!(kernels(many, operands(WORKSPACE)), [Int4], "the workspace has no space for a slice");
@@ -356,7 +366,7 @@ mod tests {
             }
         }
         let lacks = |problem, operands| assert_eq!(kernels(problem, operands), []);
-        lacks(GemmProblem { out_features: 4600, ..int4(8, 128) }, ample);
+        lacks(GemmProblem { out_features: 4604, ..int4(8, 128) }, ample);
         lacks(GemmProblem { x_pitch: 3588, ..int4(8, 128) }, ample);
         lacks(int4(8, 128), GemmOperands { x: 1032, ..ample });
         lacks(int4(8, 128), GemmOperands { weight: 520, ..ample });

@@ -10,7 +10,7 @@ use super::{
     },
     problem::GemmProblem,
 };
-use crate::DType;
+use crate::{DType, int4::BLOCK_ROWS};
 
 /// Number of thread blocks of the small-m kernel that share a tile, if the device has enough. A
 /// larger number makes taller tiles, up to 128 rows, and more partial sums between thread blocks.
@@ -38,12 +38,13 @@ pub(super) struct SmallMTiles {
 
 impl SmallMTiles {
     pub(super) fn of(problem: GemmProblem, cut: Cut, sms: usize) -> Self {
-        let steps =
-            problem.in_features.div_ceil(STEP_COLUMNS * DType::F16.bits() / problem.weight_type(DType::F16).bits());
+        let steps = problem.in_features.div_ceil(STEP_COLUMNS * DType::F16.bits() / problem.x_type(DType::F16).bits());
         // Tiles are cut between features. In a gated GEMM, tiles are cut between groups of eight
-        // features with their gates.
+        // features with their gates, and in a GEMM with 4-bit integers between blocks.
         let (groups, most, rows) = if problem.gates {
             (problem.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS)
+        } else if problem.is_int4() {
+            (problem.out_features / BLOCK_ROWS, TILE_ROWS / BLOCK_ROWS, BLOCK_ROWS)
         } else {
             (problem.out_features, TILE_ROWS, 1)
         };
@@ -68,7 +69,7 @@ impl SmallMTiles {
     /// Returns `true` if, with every cut, the workspace has space for the partial sums and there is
     /// a counter for each tile.
     pub(super) fn all_fit(problem: GemmProblem, sms: usize, workspace_bytes: usize) -> bool {
-        let Some(kernel_rows) = SmallMRows::holding(problem.rows) else { return false };
+        let Some(kernel_rows) = SmallMRows::holding(problem.small_m_sizes(), problem.rows) else { return false };
         Cut::ALL.iter().all(|cut| {
             let tiles = SmallMTiles::of(problem, *cut, sms);
             tiles.part_bytes(kernel_rows).as_usize() <= workspace_bytes && tiles.tiles <= STREAM_COUNTERS
@@ -76,7 +77,8 @@ impl SmallMTiles {
     }
 }
 
-/// The units of work and thread blocks of a launch of the kernel for weights of 4-bit integers.
+/// The units of work and thread blocks of a launch of the streaming kernel for weights of 4-bit
+/// integers (`gemm_int4.cu`).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Int4Tiles {
     pub tiles: usize,
@@ -106,7 +108,8 @@ impl Int4Tiles {
     /// Returns `true` if the workspace has space for the partial sums of a launch of up to
     /// `ROWS_MAX` rows, and there is a counter for each tile.
     pub(super) fn fit(problem: GemmProblem, sms: usize, workspace_bytes: usize) -> bool {
-        let Some(kernel_rows) = SmallMRows::holding(problem.rows.min(gemm_int4::ROWS_MAX)) else { return false };
+        let rows = problem.rows.min(gemm_int4::ROWS_MAX);
+        let Some(kernel_rows) = SmallMRows::holding(&SmallMRows::UP_TO_64, rows) else { return false };
         let tiles = Int4Tiles::of(problem, kernel_rows, sms);
         let parts = DType::F32.bytes(2 * tiles.blocks * gemm_int4::part_numbers(kernel_rows));
         parts.as_usize() <= workspace_bytes && tiles.tiles <= gemm_int4::STREAM_COUNTERS
@@ -182,8 +185,10 @@ mod tests {
         for rows in SmallMRows::ALL {
             assert!((114 * 1024..=213 * 1024).contains(&shared_bytes(rows)), "{rows:?}: {}", shared_bytes(rows));
         }
-        let kernel_rows = [0, 1, 8, 9, 64, 65].map(|rows| SmallMRows::holding(rows).map(SmallMRows::rows));
+        let kernel_rows =
+            [0, 1, 8, 9, 64, 65].map(|rows| SmallMRows::holding(&SmallMRows::UP_TO_64, rows).map(SmallMRows::rows));
         assert_eq!(kernel_rows, [None, Some(8), Some(8), Some(16), Some(64), None]);
+        assert_eq!(SmallMRows::holding(&SmallMRows::ALL, 65), Some(SmallMRows::R128));
     }
 
     #[test]

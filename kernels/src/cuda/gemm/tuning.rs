@@ -70,7 +70,8 @@ impl CudaKernels {
                 described.is_ok_and(|described| described.is_served_by(&self.blas, &algorithm, workspace_bytes))
             }
             GemmAlgorithm::Library(_) => false,
-            GemmAlgorithm::LargeM => is_gated || !is_unquantized,
+            GemmAlgorithm::LargeM => is_gated || problem.quantizes_x(),
+            GemmAlgorithm::Int4 => problem.is_int4(),
             GemmAlgorithm::MediumM => is_gated && is_unquantized,
             GemmAlgorithm::Unfused => is_gated,
         }
