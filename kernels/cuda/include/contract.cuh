@@ -498,7 +498,7 @@ constexpr uint32_t OUT_IS_F32 = 4;
 constexpr uint32_t IS_BF16 = 8;
 }  // namespace gemm_tiled_e4m3
 
-// gemm_int4.cu: GEMMs with weights of 4-bit integers on GPUs other than Hopper.
+// gemm_int4.cu: GEMMs with weights of 4-bit integers by groups of columns.
 namespace gemm_int4 {
 // Maximum number of rows of x.
 constexpr uint32_t ROWS_MAX = 64;
