@@ -1,4 +1,5 @@
-// Dequantization of a weight of 4-bit integers, for GEMMs of many rows. int4.cuh describes the weight.
+// Dequantization of a weight of 4-bit integers, for GEMMs of many rows. int4.cuh describes the
+// weight.
 // Targets: sm_80, sm_90a
 //
 // dequantize_int4_<type>     out = rows of the weight, as elements
@@ -21,8 +22,8 @@ namespace {
 
 using contract::gemm_int4::THREADS;
 
-// A thread block writes a block of rows. Four adjacent lanes have the four words of 32 columns of a
-// row. They exchange pairs of columns, so that each lane writes 8 adjacent columns.
+// A thread block writes a block of rows. Four adjacent lanes read the four words that hold 32
+// columns of a row. They then exchange pairs of columns, and each lane writes 8 adjacent columns.
 template <typename Element>
 __device__ __forceinline__ void dequantize(const uint32_t* weight, const Element* scales, const uint8_t* zeros,
                                            Element* out, uint32_t columns, uint32_t group, uint32_t half,
@@ -78,5 +79,5 @@ __device__ __forceinline__ void dequantize(const uint32_t* weight, const Element
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (rows of out / 8), block (THREADS), no dynamic shared memory. The kernel may be launched
-// with programmatic stream serialization.
+// Launch: grid (rows of out / 8), block (THREADS), no dynamic shared memory. The kernel may be
+// launched with programmatic stream serialization.

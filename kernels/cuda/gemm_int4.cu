@@ -1,4 +1,5 @@
-// GEMM of a weight of 4-bit integers with up to 64 rows of activations. int4.cuh describes the weight.
+// GEMM of a weight of 4-bit integers with up to 64 rows of activations. int4.cuh describes the
+// weight.
 // Targets: sm_80, sm_90a
 //
 // gemm_int4_<type>_r<ROWS>   out = x * weight^T (+ bias) (+ out), or with GATED
@@ -159,8 +160,8 @@ struct WeightCopies {
     }
 };
 
-// Byte offset of a chunk of a row of x in shared memory. The same chunk of eight adjacent rows, which
-// an instruction reads at once, is in different banks.
+// Byte offset of a chunk of a row of x in shared memory. The same chunk of eight adjacent rows,
+// which an instruction reads at once, is in different banks.
 __device__ __forceinline__ uint32_t place_of(uint32_t row, uint32_t chunk) {
     return row * X_ROW_BYTES + (chunk ^ row % 8) * CHUNK;
 }
@@ -223,8 +224,8 @@ struct Offsets {
         const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll
         for (uint32_t i = 0; i < FRAGMENTS * 2; ++i) {
-            // GATED: the two halves of a fragment are a block of gate rows and the corresponding block
-            // of up rows.
+            // GATED: the two halves of a fragment are a block of gate rows and the corresponding
+            // block of up rows.
             const uint32_t block = gated ? i % 2 * (TILE_BLOCKS / 2) + FRAGMENTS * warp + i / 2 : 2 * FRAGMENTS * warp + i;
             blocks[i / 2][i % 2] = block * PIECE_BYTES;
         }
@@ -236,8 +237,8 @@ struct Offsets {
     }
 };
 
-// Reads a lane's words of a block from shared memory. In the last strip of a row, units may have fewer
-// words; the others are zeros.
+// Reads a lane's words of a block from shared memory. In the last strip of a row, units may have
+// fewer words; the others are zeros.
 __device__ __forceinline__ void read_unit(uint32_t (&words)[4], uint32_t block, uint32_t unit_words) {
     const uint32_t lane = threadIdx.x % WARP;
     if (unit_words == WORDS) {
@@ -485,8 +486,8 @@ __device__ __forceinline__ void gemm(const Call<Element>& call) {
 #define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(GEMM_INT4, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid div_ceil(tiles * div_ceil(columns, STEP_COLUMNS), units), block (THREADS), dynamic shared
-// memory SHARED_BYTES<ROWS>. ROWS is the smallest of 8, 16, 32 and 64 that is >= rows. tiles is
-// div_ceil(features, TILE_ROWS), or if GATED div_ceil(features, TILE_ROWS / 2). Blocks never wait for
-// one another, so any number of units is correct. rows, features and columns are > 0. The kernel may
-// be launched with programmatic stream serialization.
+// Launch: grid div_ceil(tiles * div_ceil(columns, STEP_COLUMNS), units), block (THREADS), dynamic
+// shared memory SHARED_BYTES<ROWS>. ROWS is the smallest of 8, 16, 32 and 64 that is >= rows. tiles
+// is div_ceil(features, TILE_ROWS), or if GATED div_ceil(features, TILE_ROWS / 2). Blocks never
+// wait for one another, so any number of units is correct. rows, features and columns are > 0. The
+// kernel may be launched with programmatic stream serialization.

@@ -1,10 +1,10 @@
-// GEMM with few rows and a weight of 4-bit integers (int4.cuh): gemm_small_m.cu with a weight that is
-// dequantized in registers. A decode step reads a quarter of the bytes of 16-bit weights.
+// GEMM with few rows and a weight of 4-bit integers (int4.cuh): gemm_small_m.cu with a weight that
+// is dequantized in registers. A decode step reads a quarter of the bytes of 16-bit weights.
 // Targets: sm_90a
 //
 // gemm_small_m_int4_<type>_r<ROWS>         out = x * weight^T (+ bias) (+ out)
-// gemm_small_m_int4_gated_<type>_r<ROWS>   out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020,
-//                                          arXiv 2002.05202)
+// gemm_small_m_int4_gated_<type>_r<ROWS>   out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer
+//                                          2020, arXiv 2002.05202)
 //
 // <type> is bf16 or f16. ROWS is 8, 16, 32, 64 or 128, the largest number of rows that the kernel
 // supports.
@@ -15,15 +15,16 @@
 // tile_rows rows of the tallest tile, a multiple of 8, or of 16 if gated
 // group     log2 of the columns of a group, 5 to 7
 //
-// features is a multiple of 8, and columns a multiple of the group. The other parameters, the division
-// of the work and the memory layout are those of gemm_small_m.cu, with three differences. The weight is
-// the operand A from registers: a warp dequantizes 32 columns of its 16 rows while earlier products run
-// (wgmma), or with up to 16 rows multiplies by mma.sync, without waiting for the other warps. The two
-// warpgroups of a tile of up to 64 rows take every second step, because the instructions of a step, and
-// not the copies, are the limit. And the multiplying warpgroups, not the writer warp, write every tile.
+// features is a multiple of 8, and columns a multiple of the group. The other parameters, the
+// division of the work and the memory layout are those of gemm_small_m.cu, with three differences.
+// First, operand A (the weight) is in registers. With more than 16 rows, a warp dequantizes 32
+// columns of its 16 weight rows while earlier wgmma products run. With up to 16 rows, each warp
+// multiplies with mma.sync and does not wait for other warps. Second, if a tile has at most 64
+// weight rows, the two warpgroups take alternate steps, because instructions limit the speed and
+// not copies. Third, the multiplying warpgroups, not the writer warp, write every tile.
 //
-// Positions past the last column of the last step are zeros in x, and have finite elements in the
-// weight. A NaN in x affects only its row, a NaN in the scales only the features that use it.
+// In the last step, columns past the end are zeros in x and finite numbers in the weight, so their
+// products are zero. scales start at a multiple of 16 bytes, zeros at a multiple of 8. A NaN in x affects only its row, a NaN in the scales only the features that use it.
 
 #include "small_m_product.cuh"
 
@@ -51,15 +52,16 @@
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: the same grid, block, shared memory and counters as gemm_small_m.cu. Tensor maps: x as in
-// gemm_small_m.cu; the weight with type UINT32, interleave NONE, swizzle NONE, L2 promotion 128 bytes, out
-// of bounds NONE (zeros), and
-//   gemm_small_m_int4        rank 2, dimensions {columns, features / 8}, strides {4 * columns} bytes,
-//                            box {128, tile_rows / 8}
+// gemm_small_m.cu; the weight with type UINT32, interleave NONE, swizzle NONE, L2 promotion 128
+// bytes, out of bounds NONE (zeros), and
+//   gemm_small_m_int4        rank 2, dimensions {columns, features / 8}, strides {4 * columns}
+//                            bytes, box {128, tile_rows / 8}
 //   gemm_small_m_int4_gated  rank 3, dimensions {columns, features / 8, 2}, strides {4 * columns,
 //                            4 * columns * features / 8} bytes, box {128, tile_rows / 16, 2}
 //
 // Alternatives that were measured on an H200 with one row and not adopted:
-// - Products with integers instead of elements, from which the product of x with ones and the zero point
-//   is subtracted, are as fast.
-// - Two blocks on an SM are faster by 6 % for the tallest weights, and slower by 15 % for the others.
+// - Multiplying x by the raw integers, and subtracting the zero point times the sum of x, is as
+//   fast.
+// - Two blocks on an SM are faster by 6 % for the tallest weights, and slower by 15 % for the
+//   others.
 // - wgmma for up to 16 rows is slower by a sixth.

@@ -6,14 +6,14 @@
 //! | scales | `[rows / 8, groups, 8]` | the target's type of weights |
 //! | zero points | `[rows / 8, groups, 8]`, or absent if all are [`ZERO_POINT`] | u8, 0 to 15 |
 //!
-//! A block has [`BLOCK_ROWS`] rows, and a strip has [`STRIP_COLUMNS`] columns; the last strip may have
-//! fewer, a multiple of 32. In a strip, each row has four units, and a unit has a little-endian word
-//! for each 32 columns. Word `w` of unit `u` has the columns `32 * w + 8 * p + 2 * u` and the next
-//! one, for `p` from 0 to 3: the first of the two in the bits from `4 * p` on, the second in the bits
-//! from `16 + 4 * p` on. These are the columns that a thread has in the operand `A` of NVIDIA's tensor
-//! core instructions, so a GPU thread reads its operands of 128 columns as 16 bytes, and extracts a
-//! pair of columns with a shift and one logic instruction (FasterTransformer; Marlin, Frantar et
-//! al. 2024, arXiv 2408.11743).
+//! A block has [`BLOCK_ROWS`] rows, and a strip has [`STRIP_COLUMNS`] columns; the last strip may
+//! have fewer, a multiple of 32. In a strip, each row has four units, and a unit has a
+//! little-endian word for each 32 columns. Word `w` of unit `u` holds four pairs
+//! of adjacent columns. Pair `p` is columns `c = 32 * w + 8 * p + 2 * u` and `c + 1`. Column `c` is
+//! in bits `4 * p` to `4 * p + 3`, and column `c + 1` is 16 bits higher. These are the columns that a
+//! thread has in the operand `A` of NVIDIA's tensor core instructions, so a GPU thread reads its
+//! operands of 128 columns as 16 bytes, and extracts a pair of columns with a shift and one logic
+//! instruction (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).
 //!
 //! An element is `(integer - zero point) * scale`, rounded once to the type of the scale. AutoAWQ,
 //! AutoGPTQ and compressed-tensors compute the same.
@@ -37,7 +37,7 @@ pub const STRIP_COLUMNS: usize = 128;
 /// Units of a row in a strip.
 pub const UNITS: usize = 4;
 
-/// Columns whose integers are in the words with the same index of the four units.
+/// Columns of a span: the columns whose integers are in word `w` of the four units, for one `w`.
 pub const SPAN_COLUMNS: usize = 32;
 
 /// Integers of a word of 32 bits.
@@ -50,8 +50,8 @@ pub fn is_whole(scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool
     rows.is_multiple_of(BLOCK_ROWS) && GROUPS.contains(&group) && columns.is_multiple_of(group)
 }
 
-/// Returns the index of the scale of a row and group, in a weight with `groups` groups per row. Zero
-/// points have the same index.
+/// Returns the index of the scale of a row and group, in a weight with `groups` groups per row.
+/// Zero points have the same index.
 #[inline(always)]
 pub fn scale_index(row: usize, group: usize, groups: usize) -> usize {
     (row / BLOCK_ROWS * groups + group) * BLOCK_ROWS + row % BLOCK_ROWS
@@ -93,8 +93,8 @@ pub fn pack(integers: &[u8], columns: usize, out: &mut [u8]) {
     }
 }
 
-/// Returns the words of a row of `columns` columns, for each 32 columns in their order: one word of
-/// each unit. `weight` must consist of whole blocks.
+/// Returns the words of a row of `columns` columns, span by span: one word of each unit. `weight`
+/// must consist of whole blocks.
 ///
 /// # Panics
 /// If the row is not in `weight`.

@@ -19,9 +19,10 @@ pub struct Weight<'m> {
 /// The scales of a weight, and the quantization of the activations that it is multiplied by.
 pub struct WeightScales<'m> {
     /// Factors by which the numbers are multiplied, in the shape [`ScaledBy::shape`], in f32. For
-    /// [4-bit integers](crate::int4), they have the target's type of weights.
+    /// [4-bit integers](crate::int4), they have the target's type of weights, and the order in
+    /// memory is that of [`int4::scale_index`](crate::int4::scale_index).
     pub factors: Tensor<'m>,
-    /// Zero points of [4-bit integers](crate::int4), u8, in the shape of the scales. `None` if all
+    /// Zero points of [4-bit integers](crate::int4), u8, in the shape and order of the scales. `None` if all
     /// zero points are [`int4::ZERO_POINT`](crate::int4::ZERO_POINT).
     pub zero_points: Option<Tensor<'m>>,
     /// The part that shares a scale. If a weight is multiplied by quantized activations, its blocks
@@ -102,7 +103,9 @@ impl<'m> WeightScales<'m> {
     }
 
     /// Returns scales and zero points `[out_features, in_features / group]` of 4-bit integers, one
-    /// for each `group` columns of a row.
+    /// for each `group` columns of a row, in the order of
+    /// [`int4::scale_index`](crate::int4::scale_index). Scales start at a multiple of 16 bytes, zero
+    /// points at a multiple of 8.
     pub fn int4(factors: Tensor<'m>, zero_points: Option<Tensor<'m>>, group: usize) -> Self {
         WeightScales { factors, zero_points, by: ScaledBy::Block { rows: 1, columns: group }, activations: None }
     }

@@ -14,7 +14,7 @@ struct Module {
     children: BTreeSet<String>,
     /// Names that `use` brings into the module, with their paths.
     imports: BTreeMap<String, Vec<String>>,
-    /// Modules whose items `use` brings in, and whether the items are re-exported.
+    /// Paths of glob imports. The flag is `true` for `pub use`.
     globs: Vec<(bool, Vec<String>)>,
 }
 

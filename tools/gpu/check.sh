@@ -70,9 +70,11 @@ for part in $parts; do
     tests)
         for test in "$bin"/test-*; do
             [[ $test == *-released_shape || $test == *-soak ]] && continue
-            # Each module of a program with modules runs in a separate process, because memory that
-            # libraries keep would change what later tests measure.
-            mapfile -t modules < <("$test" --list | grep ': test$' | sed -E 's/^([a-z0-9_]+::)?.*/\1/' | sort -u)
+            # Runs each module in a separate process. CUDA libraries keep memory until the process
+            # ends, which would change later measurements.
+            list=$("$test" --list | grep ': test$') || list=""
+            [[ $list ]] || check "$(basename "$test") lists its tests" false
+            mapfile -t modules < <([[ ! $list ]] || sed -E 's/^([a-z0-9_]+::)?.*/\1/' <<<"$list" | sort -u)
             for module in "${modules[@]}"; do
                 [[ $module == drills:: ]] || check "$(basename "$test") $module" "$test" --test-threads=1 --nocapture "$module"
             done

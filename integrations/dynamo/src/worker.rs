@@ -278,7 +278,7 @@ impl LLMEngine for BursarWorker {
         match control.as_str() {
             "sleep" => self.set_asleep(&body).await,
             "wake_up" => self.set_awake().await,
-            // `neighbour` is the name that this control had at first.
+            // `neighbour` is the former name of this control. Remove it after the next release.
             "other_process" | "neighbour" => self.drill(&body),
             _ => Ok(json!({"status": "error", "message": format!("unsupported engine control: {control}")})),
         }

@@ -4,13 +4,13 @@
 // scales  [rows / 8, groups, 8]             in the activation type, one for each group of columns
 // zeros   [rows / 8, groups, 8]             u8, or null: every zero point is 8
 //
-// In a strip, each row has four units of 16 bytes, and a unit has a word for each 32 columns. The last
-// strip may have fewer columns, a multiple of 32; its units have fewer words. Word `w` of unit `u` has
-// the columns 32 * w + 8 * p + 2 * u and the next one, for p from 0 to 3: the first in the bits from
-// 4 * p on, the second in the bits from 16 + 4 * p on. So lane `lane` of a warp has, in unit
-// `lane % 4` of row `lane / 4`, exactly the columns that the operand A of the tensor core
-// instructions needs from it. A shift of the word and one logic instruction give two adjacent columns
-// as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).
+// In a strip, each row has four units of 16 bytes, and a unit has a word for each 32 columns. The
+// last strip may have fewer columns, a multiple of 32; its units have fewer words. Word `w` of unit
+// `u` holds four pairs of adjacent columns. Pair `p` is columns c = 32 * w + 8 * p + 2 * u and
+// c + 1. Column c is in bits 4 * p to 4 * p + 3, and column c + 1 is 16 bits higher. So lane `lane` of a warp has, in
+// unit `lane % 4` of row `lane / 4`, exactly the columns that the operand A of the tensor core
+// instructions needs from it. A shift of the word and one logic instruction give two adjacent
+// columns as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).
 //
 // An element is (integer - zero point) * scale: the difference is exact, and the product is rounded
 // once to the activation type.

@@ -1,5 +1,5 @@
-// Formats of GEMMs with few rows: the element types of weight, x, bias and output, and the scales. BY_ROWS and
-// BY_BLOCKS say what has a scale, if the weight is E4M3.
+// Formats of GEMMs with few rows: the element types of weight, x, bias and output, and the scales.
+// BY_ROWS and BY_BLOCKS say what has a scale, if the weight is E4M3.
 #pragma once
 
 #include "e4m3.cuh"

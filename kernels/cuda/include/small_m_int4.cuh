@@ -1,5 +1,5 @@
-// Weights of 4-bit integers in GEMMs with few rows on Hopper: the scales of a step in shared memory, and
-// the operands that a warp dequantizes.
+// Weights of 4-bit integers in GEMMs with few rows on Hopper: the scales of a step in shared
+// memory, and the operands that a warp dequantizes.
 #pragma once
 
 #include "contract.cuh"
@@ -20,8 +20,8 @@ __device__ __forceinline__ void copy_scales(uint32_t to, const void* from, bool 
                  : "memory");
 }
 
-// The scales of a step: for each block of the tile and each group of the step, eight scales; then the
-// zero points in the same order.
+// The scales of a step: for each block of the tile and each group of the step, eight scales; then
+// the zero points in the same order.
 template <typename T>
 struct Int4Scales {
     static constexpr uint32_t SCALE_BYTES = BLOCK_ROWS * sizeof(T), ZERO_BYTES = BLOCK_ROWS;
@@ -45,8 +45,9 @@ struct Int4Scales {
         return count() * SCALE_BYTES + ((block << shift) + group) * ZERO_BYTES;
     }
 
-    // Copies the scales of the step that starts at `column`. `first` is the tile's first block, of
-    // `existing` blocks. A whole warp calls this function.
+    // Copies the scales of the step that starts at `column`. `first` is the index of the tile's
+    // first block. The weight (if gated, each half) has `existing` blocks, and scales of later blocks
+    // become zeros. A whole warp calls this function.
     template <bool GATED>
     __device__ __forceinline__ void copy(uint32_t to, uint32_t first, uint32_t existing, uint32_t column) const {
         const uint32_t groups = scales.columns >> scales.group, first_group = column >> scales.group;
@@ -90,8 +91,8 @@ struct Int4Operands {
         }
     }
 
-    // Reads the words of both blocks. `unit_words` is less than four in the last strip of a row whose
-    // number of columns is not a multiple of 128; the other words are zeros.
+    // Reads the words of both blocks. `unit_words` is less than four in the last strip of a row
+    // whose number of columns is not a multiple of 128; the other words are zeros.
     __device__ __forceinline__ void read(uint32_t (&words)[2][WORDS], uint32_t stage, uint32_t unit_words) const {
         const uint32_t lane = threadIdx.x % 32;
         if (unit_words == WORDS) {
@@ -114,7 +115,8 @@ struct Int4Operands {
         }
     }
 
-    // Reads the scales and zero points of the two rows in a group of the step, whose scales are at `from`.
+    // Reads the scales and zero points of the two rows in a group of the step, whose scales are at
+    // `from`.
     __device__ __forceinline__ void read_group(GroupOperands<T> (&operands)[2], uint32_t from, uint32_t group) const {
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {

@@ -14,7 +14,8 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // per thread
     static_assert(VALUES * MULTIPLIERS == contract::gemm_small_m::PART_NUMBERS<ROWS>, "the host sizes scratch in parts of this size");
-    // Values that are added up at once, and parts that are read at once: as many as fit into registers.
+    // Values that are added up at once, and parts that are read at once: as many as fit into
+    // registers.
     constexpr uint32_t SUMMED = VALUES < 32 ? VALUES : 32, AT_ONCE = SUMMED == 32 ? 2 : 4;
     const uint32_t begin = tile * arguments.steps;
     const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
@@ -197,8 +198,8 @@ private:
         }
     }
 
-    // `add` for a weight of 4-bit integers. In a low tile, each warpgroup has every second unit. WHOLE: each
-    // step is one group.
+    // `add` for a weight of 4-bit integers. In a low tile, each warpgroup has every second unit.
+    // WHOLE: each step is one group.
     template <bool LOW, bool WHOLE>
     __device__ __forceinline__ void add_int4(float (&c)[ROWS / 8][4], uint32_t unit, uint32_t end) {
         constexpr uint32_t STRIDE = LOW ? 2 : 1;
@@ -233,8 +234,8 @@ private:
     using Operands = Int4Operands<Format>;
     using Groups = GroupOperands<typename Format::Element>[2];
 
-    // Dequantizes the operands of 32 columns, the word `word` of a lane's units in a step. Reads the scales if a
-    // group begins there.
+    // Dequantizes the operands of 32 columns, the word `word` of a lane's units in a step. Reads
+    // the scales if a group begins there.
     template <bool WHOLE>
     __device__ __forceinline__ void dequantize(uint32_t (&a)[2][4], const uint32_t (&words)[2][WORDS], uint32_t word,
                                                const Operands& operands, Groups& groups) const {
@@ -266,8 +267,8 @@ private:
             Product::multiply_held(c, a[word][1], LAYOUT | (x + from / 16 + 2));
             products_end();
         }
-        // If the loop waited for some of the products, the compiler would wait for those of each word (ptxas
-        // warning C7513).
+        // The only wait is after the loop. With a partial wait inside the loop, ptxas serializes the
+        // products of each word (warning C7513).
         products_wait<0>();
         hold(c);
 #pragma unroll
@@ -284,7 +285,8 @@ private:
         const uint32_t stage = shared + at.stage * stages.bytes, lane = threadIdx.x % 32;
         uint32_t words[2][WORDS], x[WORDS][ROWS / 8][4];
         operands.read(words, stage, unit_words);
-        // All loads are in progress before the first product, because loads and products keep their order.
+        // Starts all loads before the first product, because the compiler does not move loads above
+        // products.
 #pragma unroll
         for (uint32_t word = 0; word < WORDS; ++word) {
             const uint32_t from = stages.weight_bytes + word / (WORDS / CHUNKS) * ROWS * ROW_BYTES +

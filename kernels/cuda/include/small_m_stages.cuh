@@ -106,6 +106,13 @@ struct Stages {
             stages.copied = copied + CHUNKS * ROWS * ROW_BYTES;
             const Int4Scales<typename Format::Element> scales(arguments.scales, tile_rows);
             stages.count = min(STAGES_MAX, Shared<ROWS>::SUMS_AT / (stages.bytes + scales.bytes()));
+            // The warpgroups of a low tile take every second unit. With an even number of stages, each
+            // stage belongs to one of them. Otherwise a warpgroup could reach a stage whose previous
+            // unit, which it does not wait for, has not arrived, and mistake the phase before that unit
+            // for its own.
+            if (tile_rows <= HALF_ROWS) {
+                stages.count &= ~1u;
+            }
             stages.scales_at = stages.count * stages.bytes;
             return stages;
         }
@@ -157,8 +164,8 @@ struct UnitRanges {
     }
 };
 
-// The first feature of a tile. Heights of tiles are as equal as possible. A tile has whole groups of
-// eight features if it is gated or consists of blocks.
+// The first feature of a tile. Heights of tiles are as equal as possible. A tile has whole groups
+// of eight features if it is gated or consists of blocks.
 template <typename Format, bool GATED>
 __device__ __forceinline__ uint32_t first_feature(const Arguments<Format>& arguments, uint32_t tile) {
     constexpr uint32_t GROUP = GATED || Format::IS_INT4 ? GATE_ROWS : 1;

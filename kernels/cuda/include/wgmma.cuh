@@ -131,8 +131,8 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 #define BURSAR_MULTIPLY_E4M3(...) BURSAR_MULTIPLY_DEEP("e4m3", "k32", "", __VA_ARGS__)
 
 // C [64, N] += A * B. A [64, 16] is in registers, which are the operands A0 to A3; B is in shared
-// memory. With TRANSPOSED 1, B is [16, N], and the product sums along A's rows and down B's columns;
-// with 0, B is [N, 16], and the product sums along the rows of both.
+// memory. With TRANSPOSED 1, B is [16, N], and the product sums along A's rows and down B's
+// columns; with 0, B is [N, 16], and the product sums along the rows of both.
 #define BURSAR_MULTIPLY_REGISTERS(NAME, TRANSPOSED, TYPE, N, NAMES, A0, A1, A2, A3, B, ...)                            \
     static __device__ __forceinline__ void NAME(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {            \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, {%" #A0 ", %" #A1  \

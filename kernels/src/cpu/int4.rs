@@ -66,7 +66,7 @@ impl<'a> Int4Weight<'a> {
 }
 
 impl Scales<'_> {
-    /// Returns the scale with an index, and its type.
+    /// Returns the scale at `index`, and the type of the scales.
     fn at(&self, index: usize) -> (f32, DType) {
         match self {
             Scales::F32(all) => (all[index], DType::F32),
@@ -81,7 +81,8 @@ impl Scales<'_> {
 /// # Safety
 /// The rows of `tensor` must be contiguous, its memory must be valid, and nothing may write it.
 unsafe fn all_of<'a, E: Element>(tensor: &'a Tensor<'_>) -> &'a [E] {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees that the rows are contiguous, that the memory is valid, and that
+    // nothing writes it.
     unsafe { slice::from_raw_parts(start_of(tensor), tensor.rows() * tensor.columns()) }
 }
 

@@ -218,8 +218,8 @@ impl Int4Rows {
         columns: usize,
         copy: &Int4Copy,
     ) -> Self {
-        // Adjacent words of some formats belong to adjacent rows, so the integers of all rows are read
-        // first.
+        // Adjacent words of some formats belong to adjacent rows, so the integers of all rows are
+        // read first.
         let mut integers = vec![0; rows.len() * read.len()];
         let blocks = integers.par_chunks_mut(ROWS_AT_ONCE * read.len()).enumerate();
         blocks.for_each(|(at, integers)| {
@@ -249,8 +249,8 @@ impl Int4Rows {
         })
     }
 
-    /// Rounds rows of `read` numbers of type `found`: in each group, the largest magnitude becomes 7.
-    /// The rows are followed by zeros up to `columns` columns.
+    /// Rounds rows of `read` numbers of type `found`: in each group, the largest magnitude becomes
+    /// 7. The rows are followed by zeros up to `columns` columns.
     pub(super) fn rounded(bytes: &[u8], (found, read): (DType, usize), columns: usize, copy: &Int4Copy) -> Self {
         let row_bytes = read * found.size();
         Int4Rows::fill(bytes.len() / row_bytes, columns, copy, |at, places| {

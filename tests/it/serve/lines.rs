@@ -41,6 +41,8 @@ impl Program {
         let small = ["--context-tokens", "256", "--sequences", "2", "--step-tokens", "64", "--launch-patches", "64"];
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         command.args(["serve", "--device", device, "--port", "0", "--profile-cache", "none", "--log", "json"]);
+        // With these variables of `.ci/run`, freed memory would stay in the process.
+        command.env_remove("MALLOC_TRIM_THRESHOLD_").env_remove("MALLOC_MMAP_THRESHOLD_");
         command.args(small).args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("the program runs");
         let (sender, lines) = sync_channel(10_000);

@@ -13,7 +13,8 @@ from table import Case
 INT4, SMALL_M = contract("gemm_int4"), contract("gemm_small_m")
 HOPPER_ROWS = (8, 16, 32, 64, 128)
 SUM_LIMIT = 1e-4  # of sums in f32
-FILES = {"hopper": "gemm_small_m_int4", "sm_80": "gemm_int4.sm_80.ptx"}
+# The kernel for Hopper only, and the other kernel in Hopper's machine code and as PTX.
+FILES = {"hopper": "gemm_small_m_int4", "streaming": "gemm_int4", "sm_80": "gemm_int4.sm_80.ptx"}
 DEQUANTIZE_FILES = {"hopper": "dequantize_int4", "sm_80": "dequantize_int4.sm_80.ptx"}
 BLOCK_ROWS, STRIP, SPAN = 8, 128, 32
 
@@ -111,17 +112,17 @@ def on_hopper(packed, x, to, biased, flags, gated, cut, sms):
            packed.scales, packed.zeros, packed.columns, packed.group.bit_length() - 1, early=True)  # fmt: skip
 
 
-def elsewhere(packed, x, to, biased, flags, gated, per_sm, sms):
+def streaming(packed, x, to, biased, flags, gated, per_sm, sms, file):
     """Launches `gemm_int4` once."""
     features, rows = packed.features // 2 if gated else packed.features, x.shape[0]
     parts, counters = memory()
     most = next(most for most in INT4.BLOCKS if rows <= most)
     blocks, units = units_of(features, packed.columns, most, gated, per_sm, sms)
     assert 2 * blocks * INT4.PART_NUMBERS[most] <= parts.numel()
-    kernel = Kernel(FILES["sm_80"], f"gemm_int4_{ENDINGS[packed.dtype]}_r{most}", INT4.SHARED_BYTES[most])
+    kernel = Kernel(FILES[file], f"gemm_int4_{ENDINGS[packed.dtype]}_r{most}", INT4.SHARED_BYTES[most])
     kernel((blocks,), (INT4.THREADS,), packed.words, packed.scales, packed.zeros, x, packed.bias if biased else None, to, parts,
            counters, rows, features, packed.columns, x.stride(0), to.stride(0), packed.group.bit_length() - 1, units,
-           flags + INT4.GATED * gated, early=True)  # fmt: skip
+           flags + INT4.GATED * gated, early=file == "streaming")  # fmt: skip
 
 
 def few(packed, biased=False, added=False, gated=False, out_type=None, file="hopper", cut=2, sms=None, beside=False):
@@ -140,7 +141,7 @@ def few(packed, biased=False, added=False, gated=False, out_type=None, file="hop
             if file == "hopper":
                 on_hopper(packed, x, to, biased, flags, gated, cut, sms or processors())
             else:
-                elsewhere(packed, x, to, biased, flags, gated, None, sms)
+                streaming(packed, x, to, biased, flags, gated, None, sms, file)
 
     def found():
         if int(memory()[1].abs().sum()) != 0:
@@ -176,7 +177,7 @@ def dequantize(packed, half, first, second, rows, file="hopper"):
 def check(table):
     dtypes = (torch.bfloat16, torch.float16)
     ways = [{}, {"biased": True}, {"added": True}, {"out_type": torch.float32}, {"gated": True},
-            {"biased": True, "added": True, "out_type": torch.float32}]  # fmt: skip
+            {"biased": True, "added": True, "out_type": torch.float32}, {"gated": True, "biased": True}]  # fmt: skip
     number = itertools.count()
     for dtype, file in itertools.product(dtypes, FILES):
         for features, columns in [(16, 32), (32, 32), (48, 96), (112, 96), (160, 128), (288, 416), (608, 1120), (4608, 3584)]:
@@ -184,10 +185,12 @@ def check(table):
                 at = next(number)
                 group = [size for size in (32, 64, 128) if columns % size == 0][at % sum(columns % size == 0 for size in (32, 64, 128))]
                 packed = Packed(rows, features, columns, dtype, group, zeros=at % 3 == 0)
-                way, sms, cut = ways[at % len(ways)], [None, 4, 7][at % 3], [2, 1, 4, 132][at % 4]
+                # The kernel for Hopper has no gated product with a bias.
+                way = ways[at % (len(ways) - (file == "hopper"))]
+                sms, cut = [None, 4, 7][at % 3], [2, 1, 4, 132][at % 4]
                 work = f"{rows} x {columns} -> {features}, {ENDINGS[dtype]}, groups of {group}, {way}, {file}, cut {cut}, {sms}"
-                table.check("gemm_int4", work, few(packed, **way, file=file, sms=sms, cut=cut))
-            for group in (size for size in (32, 64, 128) if columns % size == 0):
+                table.check(FILES[file].split(".")[0], work, few(packed, **way, file=file, sms=sms, cut=cut))
+            for group in (size for size in (32, 64, 128) if columns % size == 0 and file in DEQUANTIZE_FILES):
                 for zeros in (False, True):
                     packed, half = Packed(1, features, columns, dtype, group, zeros), features // 16 * 8
                     table.check("dequantize_int4", f"{features} x {columns}", dequantize(packed, features, 0, 0, features, file))
@@ -196,7 +199,7 @@ def check(table):
         poisoned = Packed(rows, 304, 512, torch.bfloat16)
         poisoned.x[7, 5] = float("nan")
         case = few(poisoned)
-        table.check("gemm_int4", "a NaN stays in its row", Case(case.run, lambda: check_nan(poisoned), 0.0, 1))  # noqa: B023
+        table.check("gemm_small_m_int4", "a NaN stays in its row", Case(case.run, lambda: check_nan(poisoned), 0.0, 1))  # noqa: B023
 
 
 def check_nan(packed):
@@ -216,9 +219,12 @@ def measure(table):
     for rows, (name, (features, columns, gated)) in itertools.product((1, 16, 64, 128, 256), SHAPES.items()):
         for cut in (2, 1, 4, 132):
             make = lambda: few(Packed(rows, features, columns, torch.bfloat16), gated=gated, beside=cut == 2, cut=cut)  # noqa: E731, B023
-            table.row("gemm_int4", f"{name}, {rows} rows, groups of 128, cut {cut}", make)
+            table.row("gemm_small_m_int4", f"{name}, {rows} rows, groups of 128, cut {cut}", make)
+        if rows <= INT4.ROWS_MAX:
+            make = lambda: few(Packed(rows, features, columns, torch.bfloat16), gated=gated, file="streaming")  # noqa: E731, B023
+            table.row("gemm_int4", f"{name}, {rows} rows, groups of 128", make)
         if rows == 16:
             make = lambda: few(Packed(rows, features, columns, torch.bfloat16, 32, True), gated=gated)  # noqa: E731, B023
-            table.row("gemm_int4", f"{name}, {rows} rows, groups of 32, zero points", make)
+            table.row("gemm_small_m_int4", f"{name}, {rows} rows, groups of 32, zero points", make)
     make = lambda: dequantize(Packed(1, 9472, 3584, torch.bfloat16), 4736, 0, 4736, 9472)  # noqa: E731
     table.row("dequantize_int4", "9472 x 3584", make)

@@ -16,7 +16,7 @@ use crate::{
 
 /// Messages from the engine itself, its profile, the budget and the runtime.
 pub enum EngineMessage {
-    /// An input of the state machine that needs no preparation.
+    /// An input that the actor passes to the state machine unchanged.
     Input(Input<ActorParts>),
     /// The weights are loaded, or loading has failed.
     Loaded(Result<Result<LoadedModel, LoadFailed>, BackgroundTaskDied>),

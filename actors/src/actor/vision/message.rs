@@ -104,7 +104,7 @@ pub enum VisionError {
     /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The pictures exceed a limit of the model.
+    /// The pictures exceed the vision cache, or a picture exceeds an encoder batch.
     #[error(transparent)]
     TooLarge(#[from] PicturesTooLarge),
     /// Host memory for the pixels could not be leased.

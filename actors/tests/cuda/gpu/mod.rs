@@ -23,8 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// A story fails if a condition that it waits for is not true after this time.
 const A_WHILE: Duration = Duration::from_secs(30);
 
-/// The lock of the GPU. Only one test of a program uses the GPU at a time, including the end of its
-/// runtime.
+/// Lock for exclusive use of the GPU. A test holds the lock until its runtime has ended.
 pub static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A runtime on the first GPU, for one story.

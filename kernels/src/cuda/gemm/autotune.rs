@@ -70,12 +70,12 @@ const FINALISTS: usize = 4;
 /// Trials of each finalist. The shortest time counts.
 const TRIALS: usize = 3;
 
-/// Milliseconds that `gemm_small_m.cu` may be slower than cuBLASLt and still be chosen. The kernels for
-/// 4-bit integers have the same advantage.
+/// Milliseconds that `gemm_small_m.cu` may be slower than cuBLASLt and still be chosen.
 /// `gemm_small_m.cu` reads weights while the preceding kernel runs, and lets the next kernel start
-/// early. This overlap saves more time after a kernel whose thread blocks end at different times,
-/// such as attention, than after the uniform kernel of a trial. The difference is about this much
-/// per GEMM in a decode step of 64 rows with the shapes of a 7B model (`tools/gpu/products.py`).
+/// early. This overlap saves more time after a kernel
+/// whose thread blocks end at different times, such as attention, than after the uniform kernel of
+/// a trial. The difference is about this much per GEMM in a decode step of 64 rows with the shapes
+/// of a 7B model (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
 /// Measures each recorded GEMM that has not been measured yet.
@@ -93,11 +93,9 @@ pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result
         for (alike, recorded) in by_shape.iter().filter(|(alike, _)| alike.gates == gates) {
             let measured = if recorded.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
             for &rows in measured {
+                // With 4-bit integers, more rows are computed in several launches.
+                let rows = if alike.is_int4() { rows.min(alike.small_m_rows_max()) } else { rows };
                 let problem = GemmProblem { rows, ..*alike };
-                if problem.is_int4() && rows > problem.small_m_rows_max() {
-                    // More rows are computed in several launches.
-                    continue;
-                }
                 if cuda.kernels.tuned.measured().contains_key(&problem) {
                     continue;
                 }
@@ -203,6 +201,9 @@ impl<'t> Trial<'t> {
             timed.extend(self.try_each(described.as_ref(), rest)?);
         }
         timed.extend(guessed);
+        if let [(_, only)] = timed[..] {
+            return Ok(Some(only));
+        }
         timed.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         timed.truncate(FINALISTS);
         timed.iter_mut().for_each(|(shortest, _)| *shortest = f32::INFINITY);
@@ -288,7 +289,7 @@ impl<'t> Trial<'t> {
                 self.run(described, algorithm, turn % self.weights.len())
             })
         })?;
-        let is_early = matches!(algorithm, GemmAlgorithm::SmallM(_) | GemmAlgorithm::Int4);
+        let is_early = matches!(algorithm, GemmAlgorithm::SmallM(_)) && !self.problem.is_int4();
         let head_start = if is_early { HEAD_START } else { 0.0 };
         Ok(milliseconds / turns as f32 - head_start)
     }

@@ -70,7 +70,8 @@ unsafe fn launch_rows(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands)
     unsafe { cuda.launch(kernels.streamed[kernel_rows], extent, arguments) }
 }
 
-/// Appends the arguments for the scales of a weight of 4-bit integers to those of the small-m kernel.
+/// Appends the arguments for the scales of a weight of 4-bit integers to those of the small-m
+/// kernel.
 pub(super) fn with_int4_scales(arguments: Arguments, problem: GemmProblem, operands: GemmOperands) -> Arguments {
     arguments
         .with(Address(operands.weight_scales))

@@ -17,6 +17,11 @@ use crate::{DType, KernelError};
 /// as long as the library takes for about 140 rows (4 TB/s, 1,100 TFLOP/s).
 const SPLIT_FROM: usize = 2048;
 
+/// Maximum number of rows of a GEMM that was not measured for which the streaming kernel for 4-bit
+/// integers is chosen: on an H200 it is faster for the largest weights of a 7B model, and the small-m
+/// kernel for more rows.
+const INT4_ROWS: usize = 16;
+
 /// The implementation that computes GEMMs of any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GemmBackend {
@@ -127,19 +132,23 @@ impl<M: Measurements> Planner<'_, M> {
             return Ok(Some(GemmPlan::DequantizedInt4));
         }
         let rows = problem.rows.min(problem.small_m_rows_max());
-        let has_int4 = self.gpu.supports(Kernel::Int4, problem, operands);
         let measured = match self.backend {
             GemmBackend::Measured => self.measurements.fastest(GemmProblem { rows, ..problem }),
             GemmBackend::Ours | GemmBackend::Library => None,
         };
-        if has_int4 && (measured == Some(GemmAlgorithm::Int4) || !self.has_pieces(problem, operands)) {
+        let has_int4 = self.gpu.supports(Kernel::Int4, problem, operands);
+        let is_int4_faster = match measured {
+            Some(algorithm) => algorithm == GemmAlgorithm::Int4,
+            None => rows <= INT4_ROWS,
+        };
+        if self.has_pieces(problem, operands) && !(has_int4 && is_int4_faster) {
+            let cut = if let Some(GemmAlgorithm::SmallM(cut)) = measured { cut } else { Cut::DEFAULT };
+            return Ok(Some(if rows == problem.rows { GemmPlan::SmallM(cut) } else { GemmPlan::SmallMPieces(cut) }));
+        }
+        if has_int4 {
             return Ok(Some(GemmPlan::Int4));
         }
-        if !self.has_pieces(problem, operands) {
-            return if problem.gates { Ok(None) } else { Err(KernelError::NoKernel { op: "linear" }) };
-        }
-        let cut = if let Some(GemmAlgorithm::SmallM(cut)) = measured { cut } else { Cut::DEFAULT };
-        Ok(Some(if rows == problem.rows { GemmPlan::SmallM(cut) } else { GemmPlan::SmallMPieces(cut) }))
+        if problem.gates { Ok(None) } else { Err(KernelError::NoKernel { op: "linear" }) }
     }
 
     /// Returns `true` if the small-m kernel supports the GEMM when the GEMM is split into launches
@@ -416,14 +425,15 @@ mod tests {
         for (gpu, backend) in
             [(HOPPER, GemmBackend::Measured), (HOPPER, GemmBackend::Ours), (ADA, GemmBackend::Library)]
         {
-            let mut found = Found { library_refuses: true, ..measured(GemmAlgorithm::LargeM) };
+            let mut found = Found { library_refuses: true, ..Found::default() };
             let mut planner = planner(gpu, backend, &mut found);
             let (few, more) = if gpu.is_hopper {
                 (GemmPlan::SmallM(Cut::DEFAULT), GemmPlan::SmallMPieces(Cut::DEFAULT))
             } else {
                 (GemmPlan::Int4, GemmPlan::Int4)
             };
-            for (rows, expected) in [(1, few), (128, few), (256, more), (257, GemmPlan::DequantizedInt4)] {
+            let sizes = [(1, GemmPlan::Int4), (17, few), (128, few), (256, more), (257, GemmPlan::DequantizedInt4)];
+            for (rows, expected) in sizes {
                 let gated = GemmProblem { scheme: int4(rows, 64).scheme, ..gated(rows, 18_944, 3584) };
                 for problem in [int4(rows, 64), gated] {
                     let plan = planner.plan(problem, operands(256 << 20)).expect("there is a kernel");

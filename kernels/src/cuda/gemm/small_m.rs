@@ -1,5 +1,5 @@
-//! GEMMs of up to 64 rows by this project's kernel for Hopper (`kernels/cuda/gemm_small_m.cu`),
-//! which streams the weight once.
+//! GEMMs of up to 64 rows, or 128 rows with 4-bit integers, by this project's kernels for Hopper
+//! (`kernels/cuda/gemm_small_m*.cu`), which stream the weight once.
 
 use bursar_budgets::{Address, DeviceError};
 
@@ -74,12 +74,11 @@ pub(super) unsafe fn launch(
         arguments = with_scales(arguments, problem, operands);
     }
     let kernel = match (problem.scheme, &entry_points.int4) {
-        (Some(scheme), Some(Int4 { small_m: Some(int4), .. })) if scheme.is_int4() => {
-            if problem.gates {
-                int4.gated[kernel_rows]
-            } else {
-                int4.plain[kernel_rows]
-            }
+        (Some(scheme), int4) if scheme.is_int4() => {
+            let Some(Int4 { small_m: Some(kernels), .. }) = int4 else {
+                return Err(KernelError::NoKernel { op: "linear" });
+            };
+            if problem.gates { kernels.gated[kernel_rows] } else { kernels.plain[kernel_rows] }
         }
         (Some(scheme), _) => kernels.gemm_small_m_quantized.of(scheme)[kernel_rows],
         (None, _) if problem.gates => kernels.gemm_small_m_gated[kernel_rows],
@@ -138,8 +137,9 @@ fn gated_map(
     TensorMap::new(Address(operands.weight), activation, &layout)
 }
 
-/// Returns the tensor map of a weight of 4-bit integers: words of 32 bits by blocks of rows, of which
-/// one copy transfers a step of a tile. In a gated GEMM, the blocks of up rows are another dimension.
+/// Returns the tensor map of a weight of 4-bit integers. Its dimensions are the 32-bit words of a
+/// block and the blocks. A gated GEMM has a third dimension: the gate half and the up half. One copy
+/// transfers one step of one tile.
 fn int4_map(problem: GemmProblem, operands: GemmOperands, tiles: &SmallMTiles) -> Result<TensorMap, DeviceError> {
     // A block of eight rows has a word for each column.
     let (words, blocks) = (problem.in_features as u64, (problem.features() / BLOCK_ROWS) as u64);

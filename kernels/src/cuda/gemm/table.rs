@@ -91,6 +91,8 @@ struct Capability {
     out_alignment: usize,
     /// Alignment in bytes of the bias.
     bias_alignment: usize,
+    /// Alignment in bytes of the weight's scales. Zero points need half of it.
+    scale_alignment: usize,
     /// The oldest version of cuBLASLt that supports these GEMMs.
     library_version: usize,
 }
@@ -108,6 +110,7 @@ const ANY: Capability = Capability {
     input_alignment: 1,
     out_alignment: 1,
     bias_alignment: 1,
+    scale_alignment: 1,
     library_version: 0,
 };
 
@@ -142,9 +145,10 @@ const INT4: Capability = Capability {
     ..ANY
 };
 
-/// Dequantizing a weight takes about as long as three launches of the small-m kernel with 128 rows
-/// each, or on other GPUs as four launches of the int4 kernel. The other limits are those of the large-m kernels, so that no GEMM of a slice is planned with the small-m kernel: the
-/// small-m kernel would read the slice before the dequantization has ended.
+/// Above `MEMORY_BOUND_ROWS` rows, dequantizing the weight once is cheaper: it costs about three
+/// launches of the small-m kernel with 128 rows, or four launches of `gemm_int4.cu`. The other limits are those of the
+/// large-m kernels, so that no GEMM of a slice is planned with the small-m kernel: the small-m
+/// kernel would read the slice before the dequantization has ended.
 const DEQUANTIZED_INT4: Capability = Capability {
     kernel: Kernel::DequantizedInt4,
     schemes: Schemes::Int4,
@@ -153,8 +157,10 @@ const DEQUANTIZED_INT4: Capability = Capability {
     ..LARGE_M
 };
 
-/// Limits of the small-m kernel for weights of 4-bit integers.
-const SMALL_M_INT4: Capability = Capability { kernel: Kernel::SmallM, rows: 1..=SmallMRows::R128.rows(), ..INT4 };
+/// Limits of the small-m kernel for weights of 4-bit integers. It copies the scales of eight rows at
+/// once.
+const SMALL_M_INT4: Capability =
+    Capability { kernel: Kernel::SmallM, rows: 1..=SmallMRows::R128.rows(), scale_alignment: TMA, ..INT4 };
 
 const CAPABILITIES: [Capability; 17] = [
     Capability {
@@ -222,6 +228,8 @@ impl Capability {
             && is_aligned([weight_bytes, x_bytes], self.input_alignment)
             && is_aligned([operands.out as usize, out.bytes(problem.out_pitch).as_usize()], self.out_alignment)
             && operands.bias.is_none_or(|bias| (bias as usize).is_multiple_of(self.bias_alignment))
+            && (operands.weight_scales as usize).is_multiple_of(self.scale_alignment)
+            && (operands.weight_zero_points as usize).is_multiple_of(self.scale_alignment.div_ceil(2))
     }
 }
 
@@ -233,6 +241,7 @@ impl Gpu {
             match kernel {
                 Kernel::SmallM => {
                     self.is_hopper
+                        && (self.has_int4 || !problem.is_int4())
                         && self.has_counters
                         && SmallMTiles::all_fit(problem, self.sms, operands.workspace_bytes)
                 }
@@ -370,6 +379,11 @@ mod tests {
         lacks(GemmProblem { x_pitch: 3588, ..int4(8, 128) }, ample);
         lacks(int4(8, 128), GemmOperands { x: 1032, ..ample });
         lacks(int4(8, 128), GemmOperands { weight: 520, ..ample });
+        for odd in [GemmOperands { weight_scales: 2056, ..ample }, GemmOperands { weight_zero_points: 4, ..ample }] {
+            assert_eq!(kernels(int4(8, 128), odd), [Int4], "the small-m kernel copies 16 and 8 bytes at once");
+        }
+        let without = Gpu { has_int4: false, ..HOPPER };
+        assert!(!without.supports(SmallM, int4(8, 128), ample));
         lacks(int4(8, 128), operands(0));
         lacks(int4(300, 128), GemmOperands { out_is_rounded: true, ..ample });
     }

@@ -63,7 +63,7 @@ pub enum Input<P: Parts> {
     Refused {
         /// The lane of the actor that received the error.
         which: WhichLane,
-        /// The number of the start that created that actor. Later actors are not affected.
+        /// The generation of that actor. The input is ignored if the actor has been replaced.
         generation: u64,
         error: LaneError,
     },

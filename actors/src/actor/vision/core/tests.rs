@@ -204,7 +204,7 @@ fn at_most_32_requests_overtake_one_waiting_for_rows() {
     assert_eq!(vision.step(want(101, vec![picture(3, 1)])), [], "no request passes a request that had its turn");
 }
 
-fn rank(priority: i32, tenant: &str) -> Priority {
+fn priority_of(priority: i32, tenant: &str) -> Priority {
     Priority { priority, tenant: Tenant::new(tenant), had_turn: false }
 }
 
@@ -235,11 +235,11 @@ fn urgent_requests_and_other_tenants_overtake_a_backlog_of_pictures() {
         let effects = vision.step(Input::Want(Ticket(ticket), rank, pictures));
         started += effects.iter().filter(|effect| matches!(effect, Effect::Encode(_))).count();
     };
-    (1..=500).for_each(|ticket| ask(&mut vision, ticket, rank(0, "a")));
-    ask(&mut vision, 501, rank(0, "b"));
-    ask(&mut vision, 502, rank(-1, "a"));
-    ask(&mut vision, 503, Priority { had_turn: true, ..rank(0, "a") });
-    (504..=520).for_each(|ticket| ask(&mut vision, ticket, rank(1, "c")));
+    (1..=500).for_each(|ticket| ask(&mut vision, ticket, priority_of(0, "a")));
+    ask(&mut vision, 501, priority_of(0, "b"));
+    ask(&mut vision, 502, priority_of(-1, "a"));
+    ask(&mut vision, 503, Priority { had_turn: true, ..priority_of(0, "a") });
+    (504..=520).for_each(|ticket| ask(&mut vision, ticket, priority_of(1, "c")));
     let answers = answers(&mut vision, started);
     assert_eq!(answers.len(), 520);
     let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("the ticket was answered");
@@ -258,7 +258,7 @@ fn tenants_share_batches_by_weight() {
     let mut started = 0;
     for ticket in 0..80 {
         let tenant = if ticket < 40 { "a" } else { "b" };
-        let effects = vision.step(Input::Want(Ticket(ticket), rank(0, tenant), vec![picture(ticket as u8, 1)]));
+        let effects = vision.step(Input::Want(Ticket(ticket), priority_of(0, tenant), vec![picture(ticket as u8, 1)]));
         started += effects.iter().filter(|effect| matches!(effect, Effect::Encode(_))).count();
     }
     let of_b = answers(&mut vision, started)[..40].iter().filter(|ticket| **ticket >= 40).count();
