@@ -296,11 +296,15 @@ fn drafts_survive(
                 let of = |metric: String| metrics_log.now(&metric) > 0.0;
                 match event {
                     Event::Nothing => true,
-                    Event::Shrink => of(format!("bursar_preemptions_total{{model={name},reason=shrink}}")),
+                    Event::Shrink => {
+                        of(format!("bursar_preemptions_total{{model={name},reason=shrink}}"))
+                            && (swap_mib == 0 || of(format!("bursar_prefix_cache_host_hits_total{{model={name}}}")))
+                    }
                     Event::Death => of(format!("bursar_requests_redone_total{{model={name}}}")),
                 }
             };
-            // On a busy machine, the replies may have ended before the event.
+            // On a busy machine, the replies may have ended before the event, or before blocks came
+            // back from host memory.
             for _ in 0..5 {
                 let options = LoadOptions { swap_space: Bytes::mib(swap_mib), ..options(name) };
                 for (number, (found, expected)) in
@@ -313,13 +317,9 @@ fn drafts_survive(
                     break;
                 }
             }
-            assert!(occurred(), "{name}: the event disturbed no reply");
+            assert!(occurred(), "{name}: the event disturbed no reply, or no blocks came back");
             let (drafted, accepted) = drafts(&metrics_log, name);
             assert!(accepted > least, "{name}: {accepted} of {drafted} drafts were accepted");
-            if swap_mib > 0 {
-                let hits = metrics_log.now(&format!("bursar_prefix_cache_host_hits_total{{model={name}}}"));
-                assert!(hits > 0.0, "blocks came back");
-            }
         }
     });
 }
