@@ -237,24 +237,6 @@ struct Offsets {
     }
 };
 
-// Reads a lane's words of a block from shared memory. In the last strip of a row, units may have
-// fewer words; the others are zeros.
-__device__ __forceinline__ void read_unit(uint32_t (&words)[4], uint32_t block, uint32_t unit_words) {
-    const uint32_t lane = threadIdx.x % WARP;
-    if (unit_words == WORDS) {
-        const uint4 read = load_16_bytes(block + lane * UNIT_BYTES);
-        words[0] = read.x, words[1] = read.y, words[2] = read.z, words[3] = read.w;
-    } else {
-#pragma unroll
-        for (uint32_t word = 0; word < WORDS; ++word) {
-            words[word] = 0;
-            if (word < unit_words) {
-                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(words[word]) : "r"(block + (lane * unit_words + word) * 4) : "memory");
-            }
-        }
-    }
-}
-
 // Multiplies a unit from shared memory. `scales` has the scales of four groups.
 template <typename Element, uint32_t ROWS>
 __device__ __forceinline__ void multiply(const Call<Element>& call, uint32_t step, uint32_t stage, const Offsets& offsets,
@@ -263,7 +245,7 @@ __device__ __forceinline__ void multiply(const Call<Element>& call, uint32_t ste
     uint32_t words[FRAGMENTS][2][4];
 #pragma unroll
     for (uint32_t i = 0; i < FRAGMENTS * 2; ++i) {
-        read_unit(words[i / 2][i % 2], stage + offsets.blocks[i / 2][i % 2], unit_words);
+        read_words(words[i / 2][i % 2], stage + offsets.blocks[i / 2][i % 2], unit_words);
     }
     GroupOperands<Element> groups[FRAGMENTS][2];
 #pragma unroll

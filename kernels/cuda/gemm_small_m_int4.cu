@@ -24,7 +24,8 @@
 // not copies. Third, the multiplying warpgroups, not the writer warp, write every tile.
 //
 // In the last step, columns past the end are zeros in x and finite numbers in the weight, so their
-// products are zero. scales start at a multiple of 16 bytes, zeros at a multiple of 8. A NaN in x affects only its row, a NaN in the scales only the features that use it.
+// products are zero. Scales start at a multiple of 16 bytes, zero points at a multiple of 8. A NaN
+// in x affects only its row, a NaN in the scales only the features that use it.
 
 #include "small_m_product.cuh"
 

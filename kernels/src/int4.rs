@@ -8,9 +8,9 @@
 //!
 //! A block has [`BLOCK_ROWS`] rows, and a strip has [`STRIP_COLUMNS`] columns; the last strip may
 //! have fewer, a multiple of 32. In a strip, each row has four units, and a unit has a
-//! little-endian word for each 32 columns. Word `w` of unit `u` holds four pairs
-//! of adjacent columns. Pair `p` is columns `c = 32 * w + 8 * p + 2 * u` and `c + 1`. Column `c` is
-//! in bits `4 * p` to `4 * p + 3`, and column `c + 1` is 16 bits higher. These are the columns that a
+//! little-endian word for each 32 columns. Word `w` of unit `u` holds four pairs of adjacent
+//! columns. Pair `p` is columns `c = 32 * w + 8 * p + 2 * u` and `c + 1`. Column `c` is in bits
+//! `4 * p` to `4 * p + 3`, and column `c + 1` is 16 bits higher. These are the columns that a
 //! thread has in the operand `A` of NVIDIA's tensor core instructions, so a GPU thread reads its
 //! operands of 128 columns as 16 bytes, and extracts a pair of columns with a shift and one logic
 //! instruction (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).

@@ -6,11 +6,12 @@
 //
 // In a strip, each row has four units of 16 bytes, and a unit has a word for each 32 columns. The
 // last strip may have fewer columns, a multiple of 32; its units have fewer words. Word `w` of unit
-// `u` holds four pairs of adjacent columns. Pair `p` is columns c = 32 * w + 8 * p + 2 * u and
-// c + 1. Column c is in bits 4 * p to 4 * p + 3, and column c + 1 is 16 bits higher. So lane `lane` of a warp has, in
-// unit `lane % 4` of row `lane / 4`, exactly the columns that the operand A of the tensor core
-// instructions needs from it. A shift of the word and one logic instruction give two adjacent
-// columns as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).
+// `u` holds four pairs of adjacent columns. Pair `p` is columns c = 32 * w + 8 * p + 2 * u and c +
+// 1. Column c is in bits 4 * p to 4 * p + 3, and column c + 1 is 16 bits higher. So lane `lane` of
+// a warp has, in unit `lane % 4` of row `lane / 4`, exactly the columns that the operand A of the
+// tensor core instructions needs from it. A shift of the word and one logic instruction give two
+// adjacent columns as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024, arXiv
+// 2408.11743).
 //
 // An element is (integer - zero point) * scale: the difference is exact, and the product is rounded
 // once to the activation type.
@@ -19,6 +20,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
+
+#include "tensor_core.cuh"
 
 constexpr uint32_t BLOCK_ROWS = 8, STRIP_COLUMNS = 128, UNITS = 4, SPAN_COLUMNS = 32, WORDS = STRIP_COLUMNS / SPAN_COLUMNS;
 constexpr uint32_t UNIT_BYTES = 4 * WORDS;
@@ -84,5 +87,26 @@ __device__ __forceinline__ void dequantize_span(uint32_t (&a)[2][4], uint32_t to
     for (uint32_t pair = 0; pair < 4; ++pair) {
         a[pair / 2][pair % 2 * 2] = dequantized<Element>(top >> 4 * pair, of_top);
         a[pair / 2][pair % 2 * 2 + 1] = dequantized<Element>(bottom >> 4 * pair, of_bottom);
+    }
+}
+
+// Reads a lane's words of a block's strip from shared memory. In the last strip of a row, units may
+// have fewer words; the others are zeros.
+__device__ __forceinline__ void read_words(uint32_t (&words)[WORDS], uint32_t strip, uint32_t unit_words) {
+    const uint32_t lane = threadIdx.x % 32;
+    if (unit_words == WORDS) {
+        const uint4 read = load_16_bytes(strip + lane * UNIT_BYTES);
+        words[0] = read.x, words[1] = read.y, words[2] = read.z, words[3] = read.w;
+        return;
+    }
+#pragma unroll
+    for (uint32_t word = 0; word < WORDS; ++word) {
+        words[word] = 0;
+        if (word < unit_words) {
+            asm volatile("ld.shared.u32 %0, [%1];"
+                         : "=r"(words[word])
+                         : "r"(strip + (lane * unit_words + word) * 4)
+                         : "memory");
+        }
     }
 }

@@ -6,19 +6,11 @@
 #include "int4.cuh"
 #include "small_m_formats.cuh"
 #include "small_m_scales.cuh"
-#include "tensor_core.cuh"
 
 constexpr uint32_t PIECE_BYTES = BLOCK_ROWS * UNITS * UNIT_BYTES;  // bytes of a block in a step
 constexpr uint32_t SWIZZLE_BYTES = 1024;  // alignment of x, which TMA permutes
 static_assert(STRIP_COLUMNS == contract::gemm_small_m::STEP_COLUMNS, "a step is a strip");
 static_assert(BLOCK_ROWS == contract::gemm_small_m::GATE_ROWS, "a gated tile alternates between blocks");
-
-// Copies 16 or 8 bytes to shared memory, or writes zeros if `is_there` is false.
-template <uint32_t BYTES>
-__device__ __forceinline__ void copy_scales(uint32_t to, const void* from, bool is_there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(is_there ? BYTES : 0), "n"(BYTES)
-                 : "memory");
-}
 
 // The scales of a step: for each block of the tile and each group of the step, eight scales; then
 // the zero points in the same order.
@@ -46,8 +38,8 @@ struct Int4Scales {
     }
 
     // Copies the scales of the step that starts at `column`. `first` is the index of the tile's
-    // first block. The weight (if gated, each half) has `existing` blocks, and scales of later blocks
-    // become zeros. A whole warp calls this function.
+    // first block. The weight (if gated, each half) has `existing` blocks, and scales of later
+    // blocks become zeros. A whole warp calls this function.
     template <bool GATED>
     __device__ __forceinline__ void copy(uint32_t to, uint32_t first, uint32_t existing, uint32_t column) const {
         const uint32_t groups = scales.columns >> scales.group, first_group = column >> scales.group;
@@ -58,9 +50,9 @@ struct Int4Scales {
             const uint32_t row = first + (is_up ? block - half : block);
             const bool is_there = row < existing && first_group + group < groups;
             const uint64_t from = (static_cast<uint64_t>(is_up ? existing + row : row) * groups + first_group + group) * BLOCK_ROWS;
-            copy_scales<SCALE_BYTES>(to + scale_at(block, group), is_there ? scales.weight + from : scales.weight, is_there);
+            copy_bytes<SCALE_BYTES>(to + scale_at(block, group), is_there ? scales.weight + from : scales.weight, is_there);
             if (scales.zeros) {
-                copy_scales<ZERO_BYTES>(to + zero_at(block, group), is_there ? scales.zeros + from : scales.zeros, is_there);
+                copy_bytes<ZERO_BYTES>(to + zero_at(block, group), is_there ? scales.zeros + from : scales.zeros, is_there);
             }
         }
     }
@@ -91,27 +83,11 @@ struct Int4Operands {
         }
     }
 
-    // Reads the words of both blocks. `unit_words` is less than four in the last strip of a row
-    // whose number of columns is not a multiple of 128; the other words are zeros.
+    // Reads the words of both blocks.
     __device__ __forceinline__ void read(uint32_t (&words)[2][WORDS], uint32_t stage, uint32_t unit_words) const {
-        const uint32_t lane = threadIdx.x % 32;
-        if (unit_words == WORDS) {
 #pragma unroll
-            for (uint32_t i = 0; i < 2; ++i) {
-                const uint4 read = load_16_bytes(stage + words_at[i] + lane * UNIT_BYTES);
-                words[i][0] = read.x, words[i][1] = read.y, words[i][2] = read.z, words[i][3] = read.w;
-            }
-            return;
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 2 * WORDS; ++i) {
-            words[i / WORDS][i % WORDS] = 0;
-            if (i % WORDS < unit_words) {
-                asm volatile("ld.shared.u32 %0, [%1];"
-                             : "=r"(words[i / WORDS][i % WORDS])
-                             : "r"(stage + words_at[i / WORDS] + (lane * unit_words + i % WORDS) * 4)
-                             : "memory");
-            }
+        for (uint32_t i = 0; i < 2; ++i) {
+            read_words(words[i], stage + words_at[i], unit_words);
         }
     }
 

@@ -267,8 +267,8 @@ private:
             Product::multiply_held(c, a[word][1], LAYOUT | (x + from / 16 + 2));
             products_end();
         }
-        // The only wait is after the loop. With a partial wait inside the loop, ptxas serializes the
-        // products of each word (warning C7513).
+        // The only wait is after the loop. With a partial wait inside the loop, ptxas serializes
+        // the products of each word (warning C7513).
         products_wait<0>();
         hold(c);
 #pragma unroll

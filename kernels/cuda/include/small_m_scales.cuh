@@ -6,12 +6,14 @@
 
 #include "contract.cuh"
 
-// Copies 4 bytes to shared memory, or writes zeros if `is_there` is false.
-__device__ __forceinline__ void copy_4_bytes(uint32_t to, const float* from, bool is_there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_there ? 4 : 0) : "memory");
+// Copies 4, 8 or 16 bytes to shared memory, or writes zeros if `is_there` is false.
+template <uint32_t BYTES>
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, bool is_there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(is_there ? BYTES : 0), "n"(BYTES)
+                 : "memory");
 }
 
-// Arrives at a barrier once all copies that this thread has started with copy_4_bytes have
+// Arrives at a barrier once all copies that this thread has started with copy_bytes have
 // completed. The barrier's count must include this arrival.
 __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -35,7 +37,7 @@ struct StepScales {
             const uint32_t at = threadIdx.x % 32 + i * 32, row = at % ROWS;
             if (at < CHUNKS * ROWS) {
                 const uint32_t from = row * scales.groups + existing(scales, group + at / ROWS);
-                copy_4_bytes(to + at * sizeof(float), scales.x + (row < rows ? from : 0), row < rows);
+                copy_bytes<4>(to + at * sizeof(float), scales.x + (row < rows ? from : 0), row < rows);
             }
         }
     }
@@ -45,7 +47,7 @@ struct StepScales {
                                                        uint32_t rows, uint32_t group) {
         for (uint32_t at = threadIdx.x % 32; at < CHUNKS * rows; at += 32) {
             const uint64_t from = static_cast<uint64_t>(first_row + at / CHUNKS) * scales.groups;
-            copy_4_bytes(to + X_BYTES + at * sizeof(float), scales.weight + from + existing(scales, group + at % CHUNKS), true);
+            copy_bytes<4>(to + X_BYTES + at * sizeof(float), scales.weight + from + existing(scales, group + at % CHUNKS), true);
         }
     }
 

@@ -80,10 +80,6 @@ struct Arguments {
 template <typename Format>
 constexpr bool COPIES_SCALES = Format::BY_BLOCKS || Format::IS_INT4;
 
-// Bytes of a stage's scales of E4M3 weights.
-template <typename Format, uint32_t ROWS>
-constexpr uint32_t SCALES_BYTES = Format::BY_BLOCKS ? StepScales<ROWS, CHUNKS>::BYTES : 0;
-
 // Layout of a stage: a step's chunks of a tile's rows of the weight, then its chunks of x. If
 // chunks have scales, the scales of all stages follow the last stage.
 struct Stages {
@@ -98,33 +94,32 @@ struct Stages {
     static __device__ __forceinline__ Stages of(const Arguments<Format>& arguments) {
         const uint32_t tile_rows = arguments.tile_rows;
         Stages stages;
+        uint32_t scale_bytes;  // of a stage
         if constexpr (Format::IS_INT4) {
             const uint32_t copied = tile_rows / BLOCK_ROWS * PIECE_BYTES;
             stages.chunk_bytes = 0;  // not used: a step of the weight is one piece
             stages.weight_bytes = (copied + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
-            stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
             stages.copied = copied + CHUNKS * ROWS * ROW_BYTES;
-            const Int4Scales<typename Format::Element> scales(arguments.scales, tile_rows);
-            stages.count = min(STAGES_MAX, Shared<ROWS>::SUMS_AT / (stages.bytes + scales.bytes()));
-            // The warpgroups of a low tile take every second unit. With an even number of stages, each
-            // stage belongs to one of them. Otherwise a warpgroup could reach a stage whose previous
-            // unit, which it does not wait for, has not arrived, and mistake the phase before that unit
-            // for its own.
-            if (tile_rows <= HALF_ROWS) {
-                stages.count &= ~1u;
-            }
-            stages.scales_at = stages.count * stages.bytes;
-            return stages;
+            scale_bytes = Int4Scales<typename Format::Element>(arguments.scales, tile_rows).bytes();
+        } else {
+            stages.chunk_bytes = (tile_rows + 7) / 8 * 8 * ROW_BYTES;
+            stages.weight_bytes = CHUNKS * stages.chunk_bytes;
+            stages.copied = CHUNKS * (tile_rows + ROWS) * ROW_BYTES;
+            scale_bytes = Format::BY_BLOCKS ? StepScales<ROWS, CHUNKS>::BYTES : 0;
         }
-        stages.chunk_bytes = (tile_rows + 7) / 8 * 8 * ROW_BYTES;
-        stages.weight_bytes = CHUNKS * stages.chunk_bytes;
         stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
-        stages.copied = CHUNKS * (tile_rows + ROWS) * ROW_BYTES;
         // wgmma always reads 64 rows (128 rows for tall tiles), even if the tile has fewer. After
         // the last stage, these excess reads touch the scales and the sums that warps pass to each
         // other.
         static_assert(Shared<ROWS>::SUMS_BYTES >= HALF_ROWS * ROW_BYTES, "the excess reads end within these sums");
-        stages.count = min(STAGES_MAX, Shared<ROWS>::SUMS_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
+        stages.count = min(STAGES_MAX, Shared<ROWS>::SUMS_AT / (stages.bytes + scale_bytes));
+        // With 4-bit integers, the warpgroups of a low tile take every second unit. With an even
+        // number of stages, each stage belongs to one of them. Otherwise a warpgroup could reach a
+        // stage whose previous unit, which it does not wait for, has not arrived, and mistake the
+        // phase before that unit for its own.
+        if (Format::IS_INT4 && tile_rows <= HALF_ROWS) {
+            stages.count &= ~1u;
+        }
         stages.scales_at = stages.count * stages.bytes;
         return stages;
     }

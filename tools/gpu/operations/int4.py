@@ -71,12 +71,12 @@ def memory():
     return torch.full((16 << 20,), float("nan"), device="cuda"), torch.zeros(INT4.STREAM_COUNTERS, device="cuda", dtype=torch.int32)
 
 
-def units_of(features, columns, most, gated, per_sm=None, sms=None):
+def units_of(features, columns, most, gated, sms):
     """The number of blocks and the units of each, as in `Int4Tiles`."""
     tiles = divide_up(features, INT4.TILE_ROWS // 2 if gated else INT4.TILE_ROWS)
     total = tiles * divide_up(columns, INT4.STEP_COLUMNS)
-    sms, blocks = sms or processors(), INT4.BLOCKS[most]
-    units = divide_up(total, sms * (per_sm or min(max(total // (sms * 3), divide_up(blocks, 2)), blocks)))
+    blocks = INT4.BLOCKS[most]
+    units = divide_up(total, sms * min(max(total // (sms * 3), divide_up(blocks, 2)), blocks))
     return divide_up(total, units), units
 
 
@@ -112,12 +112,12 @@ def on_hopper(packed, x, to, biased, flags, gated, cut, sms):
            packed.scales, packed.zeros, packed.columns, packed.group.bit_length() - 1, early=True)  # fmt: skip
 
 
-def streaming(packed, x, to, biased, flags, gated, per_sm, sms, file):
+def streaming(packed, x, to, biased, flags, gated, sms, file):
     """Launches `gemm_int4` once."""
     features, rows = packed.features // 2 if gated else packed.features, x.shape[0]
     parts, counters = memory()
     most = next(most for most in INT4.BLOCKS if rows <= most)
-    blocks, units = units_of(features, packed.columns, most, gated, per_sm, sms)
+    blocks, units = units_of(features, packed.columns, most, gated, sms)
     assert 2 * blocks * INT4.PART_NUMBERS[most] <= parts.numel()
     kernel = Kernel(FILES[file], f"gemm_int4_{ENDINGS[packed.dtype]}_r{most}", INT4.SHARED_BYTES[most])
     kernel((blocks,), (INT4.THREADS,), packed.words, packed.scales, packed.zeros, x, packed.bias if biased else None, to, parts,
@@ -141,7 +141,7 @@ def few(packed, biased=False, added=False, gated=False, out_type=None, file="hop
             if file == "hopper":
                 on_hopper(packed, x, to, biased, flags, gated, cut, sms or processors())
             else:
-                streaming(packed, x, to, biased, flags, gated, None, sms, file)
+                streaming(packed, x, to, biased, flags, gated, sms or processors(), file)
 
     def found():
         if int(memory()[1].abs().sum()) != 0:

@@ -72,10 +72,9 @@ const TRIALS: usize = 3;
 
 /// Milliseconds that `gemm_small_m.cu` may be slower than cuBLASLt and still be chosen.
 /// `gemm_small_m.cu` reads weights while the preceding kernel runs, and lets the next kernel start
-/// early. This overlap saves more time after a kernel
-/// whose thread blocks end at different times, such as attention, than after the uniform kernel of
-/// a trial. The difference is about this much per GEMM in a decode step of 64 rows with the shapes
-/// of a 7B model (`tools/gpu/products.py`).
+/// early. This overlap saves more time after a kernel whose thread blocks end at different times,
+/// such as attention, than after the uniform kernel of a trial. The difference is about this much
+/// per GEMM in a decode step of 64 rows with the shapes of a 7B model (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
 /// Measures each recorded GEMM that has not been measured yet.
@@ -285,17 +284,18 @@ impl<'t> Trial<'t> {
         }
         let milliseconds = self.cuda.gemm.clock.time(&self.cuda.stream, || {
             (0..turns).try_for_each(|turn| {
-                self.stand_between()?;
+                self.run_preceding_kernel()?;
                 self.run(described, algorithm, turn % self.weights.len())
             })
         })?;
+        // Both kernels for 4-bit integers start early, so neither has an advantage.
         let is_early = matches!(algorithm, GemmAlgorithm::SmallM(_)) && !self.problem.is_int4();
         let head_start = if is_early { HEAD_START } else { 0.0 };
         Ok(milliseconds / turns as f32 - head_start)
     }
 
     /// Runs a small kernel that writes the GEMM's input.
-    fn stand_between(&self) -> Result<(), KernelError> {
+    fn run_preceding_kernel(&self) -> Result<(), KernelError> {
         let (cuda, shape) = (self.cuda, [self.problem.rows, self.problem.in_features]);
         let x = Tensor::over(Address(self.x), shape.into(), cuda.kernels.target.activation);
         elementwise::gelu(cuda, calls::ApplyGelu { x, kind: calls::Gelu::Erf })
