@@ -196,6 +196,14 @@ fn a_trace_is_replayed_at_its_own_or_another_rate() {
     let slower = run(&["--trace", trace, "--rate", "2"]);
     assert_eq!((&slower["name"], &slower["rate"]), (&"day at 2/s".into(), &2.0.into()), "{slower}");
     assert!(number(&slower["seconds"]) >= 2.0, "{slower}");
+    // One after the other, each request finds the blocks of the previous ones, and its times are
+    // measured from when it is sent.
+    let in_turn = run(&["--trace", trace, "--rate", "1000", "--max-concurrency", "1"]);
+    assert_eq!((&in_turn["answered"], &in_turn["cached_tokens"]), (&4.into(), &192.into()), "{in_turn}");
+    assert_eq!(in_turn["counts"]["sequences"]["most"], 1.0, "{in_turn}");
+    let whole = &in_turn["whole_ms"];
+    assert!(number(&whole["mean"]) * 4.0 <= number(&in_turn["seconds"]) * 1e3, "times exclude the wait: {in_turn}");
+    assert_eq!(bench(&["--trace", trace, "--max-concurrency", "0"]).status.code(), Some(2));
     let refused = bench(&["--trace", folder.path().join("none").to_str().expect("UTF-8"), "--json"]);
     let report: Value = serde_json::from_slice(&refused.stdout).expect("one JSON object");
     assert!(report["hint"].as_str().is_some_and(|hint| hint.contains("docs/commands.md")), "{report}");

@@ -4,7 +4,7 @@
     python3 tools/gpu/peer.py MODEL [--tensor-parallel-size N] [--quantization fp8] [--kv-cache-dtype fp8]
                               [--weights dummy|drawn|files] [--only decode,prefill,pictures,routing]
                               [--batches 1,16,64,256] [--decode-context 512] [--decode-steps 128]
-                              [--replies 1,128]
+                              [--replies 1,128] [--gdn-prefill-backend triton]
 
 MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest
 sizes that a Qwen vision tower takes without resizing, as in `bursar bench`. The method is the same
@@ -12,7 +12,7 @@ as in `bursar bench`: text is the faster of two runs, decoding is the difference
 129 tokens (one more than --decode-steps) and of one token, and pictures are the median of three
 runs after a warm-up. Decoding is greedy, without a prefix cache. A step has at most 256 sequences
 and 8,192 tokens (Bursar: 8,448, see ADR 12). vLLM takes up to nine tenths of the GPU, its default.
-Needs vLLM (0.26.0 was measured).
+Needs vLLM (0.26.0 and 0.33.0 were measured).
 
 --weights: "dummy" are vLLM's own weights, drawn between -1/1000 and 1/1000. Do not use them for a mixture in FP8, nor
 for a folder whose weights are in FP8: see `draw_weights`. "drawn" are weights like those of `bursar bench --random`.
@@ -47,6 +47,7 @@ PARSER.add_argument("model")
 PARSER.add_argument("--tensor-parallel-size", type=int, default=1)
 PARSER.add_argument("--quantization")
 PARSER.add_argument("--kv-cache-dtype", default="auto")
+PARSER.add_argument("--gdn-prefill-backend", help="for hybrid models: triton, because FlashInfer is not carried")
 PARSER.add_argument("--weights", choices=("dummy", "drawn", "files"), default="dummy")
 PARSER.add_argument("--only", default="decode,prefill,pictures,routing")
 PARSER.add_argument("--batches", default="1,16,64,256")
@@ -169,6 +170,7 @@ def main():
         kv_cache_dtype=ASKED.kv_cache_dtype,
         max_model_len=max(8192, context + STEPS + 1),
         **({"limit_mm_per_prompt": {"image": 1, "video": 0}} if sees else {}),
+        **({"gdn_prefill_backend": ASKED.gdn_prefill_backend} if ASKED.gdn_prefill_backend else {}),
         enable_prefix_caching=False,
         max_num_seqs=256,
         max_num_batched_tokens=8192,

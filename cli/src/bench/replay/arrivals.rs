@@ -75,16 +75,16 @@ pub enum Kind {
     /// The request adds only text, possibly after a history with pictures.
     Text,
     /// The request shows a new picture.
-    ReplayPicture,
+    Picture,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 2] = [Kind::Text, Kind::ReplayPicture];
+    pub const ALL: [Kind; 2] = [Kind::Text, Kind::Picture];
 
     pub fn name(self) -> &'static str {
         match self {
             Kind::Text => "text",
-            Kind::ReplayPicture => "picture",
+            Kind::Picture => "picture",
         }
     }
 }

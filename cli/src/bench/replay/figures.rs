@@ -8,7 +8,7 @@ use super::{
     arrivals::Kind,
     counts::Counts,
     objective::Objective,
-    times::{Quantiles, Times},
+    times::{TimeSummary, Times},
 };
 
 /// A request that was answered.
@@ -49,13 +49,13 @@ pub struct Figures {
     /// Share of all requests that met the objective.
     pub met: f64,
     /// Time to the first token, by kind, in milliseconds.
-    pub first_token_ms: BTreeMap<&'static str, Quantiles>,
+    pub first_token_ms: BTreeMap<&'static str, TimeSummary>,
     /// Time between tokens over all requests, in milliseconds.
-    pub interval_ms: Quantiles,
+    pub interval_ms: TimeSummary,
     /// The longest time between tokens of each request, in milliseconds.
-    pub longest_interval_ms: Quantiles,
+    pub longest_interval_ms: TimeSummary,
     /// Time to the last token, in milliseconds.
-    pub whole_ms: Quantiles,
+    pub whole_ms: TimeSummary,
     /// Counts of the process during the run.
     pub counts: Counts,
 }
@@ -77,11 +77,11 @@ impl Figures {
         let requests = answered.len() + failed.len();
         let seconds = time.as_secs_f64();
         let sum = |tokens: fn(&Answered) -> usize| answered.iter().map(tokens).sum::<usize>();
-        let of = |times: fn(&Times) -> Duration| Quantiles::of(answered.iter().map(|a| times(&a.times)).collect());
+        let of = |times: fn(&Times) -> Duration| TimeSummary::of(answered.iter().map(|a| times(&a.times)).collect());
         let met = answered.iter().filter(|answered| objective.is_met(&answered.times)).count();
         let first = |kind: Kind| {
             let of_kind = answered.iter().filter(|answered| answered.kind == kind);
-            Quantiles::of(of_kind.map(|answered| answered.times.first).collect())
+            TimeSummary::of(of_kind.map(|answered| answered.times.first).collect())
         };
         let first = Kind::ALL.iter().map(|kind| (kind.name(), first(*kind)));
         let reply_tokens = sum(|answered| answered.reply_tokens);
@@ -105,7 +105,7 @@ impl Figures {
             met: if requests > 0 { met as f64 / requests as f64 } else { 0.0 },
             objective: objective.clone(),
             first_token_ms: first.filter(|(_, first)| first.count > 0).collect(),
-            interval_ms: Quantiles::of(intervals.collect()),
+            interval_ms: TimeSummary::of(intervals.collect()),
             longest_interval_ms: of(|times| times.intervals.iter().max().copied().unwrap_or_default()),
             whole_ms: of(|times| times.whole),
             counts,
@@ -137,7 +137,7 @@ mod tests {
             answered: vec![
                 answered(Kind::Text, 20, &[5, 5, 60]),
                 answered(Kind::Text, 30, &[5]),
-                answered(Kind::ReplayPicture, 200, &[]),
+                answered(Kind::Picture, 200, &[]),
             ],
             failed: vec!["too many".to_owned(), "too many".to_owned()],
             counts: Counts::default(),
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!((figures.prompt_tokens, figures.cached_tokens, figures.reply_tokens), (300, 48, 7));
         assert_eq!((figures.throughput, figures.goodput, figures.met), (3.5, 0.5, 0.2));
         let text = figures.first_token_ms["text"];
-        assert_eq!((text.count, text.p50, text.p99), (2, Some(30.0), Some(30.0)));
+        assert_eq!((text.count, text.mean, text.p50, text.p99), (2, Some(25.0), Some(30.0), Some(30.0)));
         assert_eq!(figures.first_token_ms["picture"].p99, Some(200.0));
         assert_eq!((figures.interval_ms.count, figures.interval_ms.p50), (4, Some(5.0)));
         assert_eq!(figures.longest_interval_ms.p99, Some(60.0));

@@ -41,9 +41,11 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
     let source = options.model.source(seed)?;
     let mut runs = options.replay.runs(seed, options.is_quick())?;
     options.knobs.report_notes()?;
-    // Allow one request for each caller, so that requests queue instead of being refused, unless a
-    // knob sets a lower limit.
-    let requests = runs.iter().map(|run| run.callers.len()).max().unwrap_or(1).max(WARM);
+    // Allow one request for each caller that may send one at the same time, so that requests queue
+    // instead of being refused, unless a knob sets a lower limit.
+    let callers = runs.iter().map(|run| run.callers.len()).max().unwrap_or(1);
+    let at_once = options.replay.max_concurrency().map_or(callers, |most| most.min(callers));
+    let requests = at_once.max(WARM);
     let base = LoadOptions {
         requests: Some(requests),
         blas: device.blas(),
@@ -69,7 +71,7 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
         let cut = run.cut_to(facts.context_tokens);
         player.read_pictures(run)?;
         let watch = counter.watch();
-        let Played { time, answered, failed } = player.play(run, number).await;
+        let Played { time, answered, failed } = player.play(run, number, at_once).await;
         let counts = watch.end().await;
         let ended = Ended { name: run.name.clone(), rate: run.rate(), cut, time, answered, failed, counts };
         figures.push(Figures::of(ended, options.replay.objective()));

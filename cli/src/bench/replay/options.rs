@@ -1,6 +1,6 @@
 //! The flags of a replay.
 
-use std::path::PathBuf;
+use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::Args;
 
@@ -34,6 +34,11 @@ pub struct ReplayOptions {
     /// Time in seconds during which new requests arrive. Used with --synthetic.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = rate)]
     seconds: f64,
+    /// Sends at most this many requests at once. The others wait for a reply to end, and their times
+    /// are measured from when they are sent. With a trace whose requests all arrive at 0, this is a
+    /// closed loop.
+    #[arg(long, value_name = "REQUESTS")]
+    max_concurrency: Option<NonZeroUsize>,
     /// Folder with the pictures of a trace. Without it, pictures of a trace with several runs are
     /// generated from the seed.
     #[arg(long, value_name = "FOLDER", requires = "trace")]
@@ -63,6 +68,11 @@ impl ReplayOptions {
         &self.objective
     }
 
+    /// The maximum number of requests at once.
+    pub fn max_concurrency(&self) -> Option<usize> {
+        self.max_concurrency.map(NonZeroUsize::get)
+    }
+
     /// Returns the requests of each run.
     ///
     /// # Errors
@@ -70,7 +80,7 @@ impl ReplayOptions {
     pub fn runs(&self, seed: u64, quick: bool) -> Result<Vec<Arrivals>, Failure> {
         let side = self.picture_side.unwrap_or(if quick { 224 } else { 1036 });
         if let Some(trace) = &self.trace {
-            let read = read::trace(trace, &read::PictureLoad { folder: self.pictures_in.as_deref(), side })?;
+            let read = read::trace(trace, &read::PictureSource { folder: self.pictures_in.as_deref(), side })?;
             if self.rate.is_empty() {
                 return Ok(read);
             }

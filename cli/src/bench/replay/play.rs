@@ -10,7 +10,11 @@ use std::{
 };
 
 use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ModelHandle, Usage};
-use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+    time::sleep_until,
+};
 
 use super::{
     super::{draw::Rng, measure::greedy},
@@ -47,6 +51,16 @@ pub struct Played {
 
 type Outcome = Result<Answered, String>;
 
+/// What the callers of a run share.
+struct RunParts {
+    started: Instant,
+    /// Cache salt of the run.
+    salt: String,
+    /// One permit for each request that may be sent at once.
+    permits: Semaphore,
+    outcomes_in: mpsc::Sender<(Instant, Outcome)>,
+}
+
 impl Player {
     pub fn new(model: ModelHandle, ids: Range<u32>, seed: u64, shows_tools: bool) -> Self {
         Player { model, ids, seed, shows_tools, files: Arc::default() }
@@ -78,17 +92,20 @@ impl Player {
     }
 
     /// Sends all requests, and returns when every caller has ended. Caches do not reuse anything
-    /// from other runs, because each run has a separate cache salt.
-    pub async fn play(&self, arrivals: &Arrivals, run: usize) -> Played {
+    /// from other runs, because each run has a separate cache salt. At most `at_once` requests are
+    /// sent at once, in the order of their times.
+    pub async fn play(&self, arrivals: &Arrivals, run: usize, at_once: usize) -> Played {
         let (outcomes_in, mut outcomes) = mpsc::channel(arrivals.requests().max(1));
         let started = Instant::now() + AHEAD;
+        let salt = format!("{} {run}", self.seed);
+        let run = Arc::new(RunParts { started, salt, permits: Semaphore::new(at_once), outcomes_in });
         let mut callers = JoinSet::new();
         for (number, caller) in arrivals.callers.iter().cloned().enumerate() {
-            let (player, outcomes_in) = (self.clone(), outcomes_in.clone());
-            let salt = format!("{} {run}", self.seed);
-            callers.spawn(async move { player.converse(caller, number, started, &salt, &outcomes_in).await });
+            let (player, run) = (self.clone(), run.clone());
+            callers.spawn(async move { player.converse(caller, number, &run).await });
         }
-        drop(outcomes_in);
+        // The channel closes when the last caller has ended.
+        drop(run);
         let mut played = Played { time: Duration::ZERO, answered: Vec::new(), failed: Vec::new() };
         while let Some((ended, outcome)) = outcomes.recv().await {
             played.time = played.time.max(Instant::saturating_duration_since(&ended, started));
@@ -104,15 +121,8 @@ impl Player {
     }
 
     /// Sends one turn after another. After a failed turn, the caller sends nothing more.
-    async fn converse(
-        &self,
-        caller: Caller,
-        number: usize,
-        started: Instant,
-        salt: &str,
-        outcomes_in: &mpsc::Sender<(Instant, Outcome)>,
-    ) {
-        let mut at = started + caller.at;
+    async fn converse(&self, caller: Caller, number: usize, run: &RunParts) {
+        let mut at = run.started + caller.at;
         let opened = caller.system.iter().fold(Chat::new(), |chat, system| chat.system(system));
         let mut history = if self.shows_tools { opened.tools(caller.tools) } else { opened };
         for (place, ReplayRequest { kind, pause, asked, reply }) in caller.turns.into_iter().enumerate() {
@@ -124,16 +134,17 @@ impl Player {
                 Ok(chat) => {
                     history = chat.clone();
                     sleep_until(at.into()).await;
-                    self.ask(greedy(chat, reply).cache_salt(salt), kind).await
+                    let _permit = run.permits.acquire().await.expect("the semaphore is never closed");
+                    self.ask(greedy(chat, reply).cache_salt(&*run.salt), kind).await
                 }
             };
             at = Instant::now();
             match outcome {
                 Ok((answered, text)) => {
                     history = history.assistant(text);
-                    drop(outcomes_in.send((at, Ok(answered))).await);
+                    drop(run.outcomes_in.send((at, Ok(answered))).await);
                 }
-                Err(error) => return drop(outcomes_in.send((at, Err(error))).await),
+                Err(error) => return drop(run.outcomes_in.send((at, Err(error))).await),
             }
         }
     }

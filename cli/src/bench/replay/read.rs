@@ -62,7 +62,7 @@ struct Line {
 }
 
 /// The source of pictures.
-pub struct PictureLoad<'p> {
+pub struct PictureSource<'p> {
     /// The folder of a trace's pictures. If `None`, the pictures of a `Runs` file are generated.
     pub folder: Option<&'p Path>,
     /// Side of a generated picture, in pixels.
@@ -73,7 +73,7 @@ pub struct PictureLoad<'p> {
 ///
 /// # Errors
 /// The failure names the line and says what is wrong with it.
-pub fn trace(path: &Path, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, Failure> {
+pub fn trace(path: &Path, pictures: &PictureSource<'_>) -> Result<Vec<Arrivals>, Failure> {
     let wrong = |error: String| Failure {
         error: format!("the trace {} cannot be read: {error}", path.display()),
         hint: "docs/commands.md describes the formats, under bench".to_owned(),
@@ -103,13 +103,13 @@ fn is_one_object(text: &str) -> bool {
     }
 }
 
-fn drawn(run: Run, pictures: &PictureLoad<'_>) -> Result<Arrivals, String> {
+fn drawn(run: Run, pictures: &PictureSource<'_>) -> Result<Arrivals, String> {
     let caller = |(number, drawn): (usize, Drawn)| {
         let Drawn { t, prompt, out, file, seed } = drawn;
-        let kind = if file.is_empty() { Kind::Text } else { Kind::ReplayPicture };
+        let kind = if file.is_empty() { Kind::Text } else { Kind::Picture };
         let asked = match (kind, pictures.folder) {
             (Kind::Text, _) => Asked::Tokens(vec![Piece { seed, tokens: prompt }]),
-            (Kind::ReplayPicture, folder) => {
+            (Kind::Picture, folder) => {
                 let side = pictures.side;
                 let drawn = ReplayPicture::Drawn { seed, width: side, height: side };
                 let picture = folder.map_or(drawn, |folder| ReplayPicture::File(folder.join(&file)));
@@ -159,7 +159,7 @@ fn caller(line: Line, folder: &Path) -> Result<Caller, String> {
     let turn = match (body, line.input_length) {
         (Some(body), _) => {
             let messages::Read { chat, reply, pictures } = messages::read(&body, folder)?;
-            let kind = if pictures > 0 { Kind::ReplayPicture } else { Kind::Text };
+            let kind = if pictures > 0 { Kind::Picture } else { Kind::Text };
             let reply = line.output_length.or(reply).unwrap_or(REPLY).max(1);
             ReplayRequest { kind, pause: Duration::ZERO, asked: Asked::Whole(Box::new(chat)), reply }
         }
@@ -214,9 +214,9 @@ fn in_order(name: String, mut callers: Vec<Caller>) -> Arrivals {
 mod tests {
     use super::*;
 
-    const SIDE: PictureLoad<'_> = PictureLoad { folder: None, side: 28 };
+    const SIDE: PictureSource<'_> = PictureSource { folder: None, side: 28 };
 
-    fn read(text: &str, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, String> {
+    fn read(text: &str, pictures: &PictureSource<'_>) -> Result<Vec<Arrivals>, String> {
         let path = std::env::temp_dir().join(format!("bursar-trace-{}-{:p}.json", std::process::id(), text));
         fs::write(&path, text).expect("the file is written");
         let read = trace(&path, pictures).map_err(|failure| failure.error);
@@ -232,14 +232,14 @@ mod tests {
         let [run] = read(text, &SIDE).expect("the trace is valid").try_into().expect("one run");
         assert_eq!((&*run.name, run.requests(), run.rate()), ("4/s", 2, Some(4.0)));
         let turns: Vec<&ReplayRequest> = run.callers.iter().flat_map(|caller| &caller.turns).collect();
-        assert_eq!((turns[0].kind, turns[0].reply, turns[1].kind), (Kind::ReplayPicture, 100, Kind::Text));
+        assert_eq!((turns[0].kind, turns[0].reply, turns[1].kind), (Kind::Picture, 100, Kind::Text));
         assert!(matches!(&turns[1].asked, Asked::Tokens(pieces) if *pieces == [Piece { seed: 7, tokens: 600 }]));
         let pictures = |turn: &ReplayRequest| match &turn.asked {
             Asked::Said { pictures, .. } => pictures.clone(),
             other => panic!("{other:?}"),
         };
         assert_eq!(pictures(turns[0]), [ReplayPicture::Drawn { seed: 8, width: 28, height: 28 }]);
-        let folder = PictureLoad { folder: Some(Path::new("/pictures")), side: 28 };
+        let folder = PictureSource { folder: Some(Path::new("/pictures")), side: 28 };
         let [run] = read(text, &folder).expect("the trace is valid").try_into().expect("one run");
         assert_eq!(pictures(&run.callers[0].turns[0]), [ReplayPicture::File("/pictures/p0000.jpg".into())]);
     }
@@ -267,7 +267,7 @@ mod tests {
 {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "What?"}]}], "max_completion_tokens": 3}"#;
         let [run] = read(text, &SIDE).expect("the trace is valid").try_into().expect("one run");
         let facts = |at: usize| (run.callers[at].turns[0].kind, run.callers[at].turns[0].reply);
-        assert_eq!((facts(0), facts(1)), ((Kind::Text, 12), (Kind::ReplayPicture, 3)));
+        assert_eq!((facts(0), facts(1)), ((Kind::Text, 12), (Kind::Picture, 3)));
         assert!(matches!(run.callers[0].turns[0].asked, Asked::Whole(_)));
     }
 

@@ -9,7 +9,7 @@ use super::{
     super::{machine::Machine, report::write_head},
     counts::{Counts, InUse},
     figures::Figures,
-    times::Quantiles,
+    times::TimeSummary,
 };
 
 #[derive(Debug, Serialize)]
@@ -45,14 +45,14 @@ impl fmt::Display for ReplayReport {
     }
 }
 
-/// Formats the median and the 99th percentile.
-fn both(times: &Quantiles) -> String {
+/// Formats the mean, the median and the 99th percentile.
+fn summary(times: &TimeSummary) -> String {
     let shown = |time: Option<f64>| match time {
         None => "-".to_owned(),
         Some(time) if time >= 100.0 => format!("{time:.0}"),
         Some(time) => format!("{time:.1}"),
     };
-    format!("{} {} ms", shown(times.p50), shown(times.p99))
+    format!("{} {} {} ms", shown(times.mean), shown(times.p50), shown(times.p99))
 }
 
 impl fmt::Display for Figures {
@@ -61,11 +61,11 @@ impl fmt::Display for Figures {
         writeln!(f, "{}: {} requests{rate}, {:.1} s", self.name, self.requests, self.seconds)?;
         let line = |f: &mut fmt::Formatter<'_>, name: &str, value: String| writeln!(f, "  {name:<34}{value}");
         for (kind, first) in &self.first_token_ms {
-            line(f, &format!("first token, {kind}, p50 p99"), both(first))?;
+            line(f, &format!("first token, {kind}, mean p50 p99"), summary(first))?;
         }
-        line(f, "between tokens, p50 p99", both(&self.interval_ms))?;
-        line(f, "a request's longest, p50 p99", both(&self.longest_interval_ms))?;
-        line(f, "whole replies, p50 p99", both(&self.whole_ms))?;
+        line(f, "between tokens, mean p50 p99", summary(&self.interval_ms))?;
+        line(f, "a request's longest, mean p50 p99", summary(&self.longest_interval_ms))?;
+        line(f, "whole replies, mean p50 p99", summary(&self.whole_ms))?;
         line(f, "throughput", format!("{:.1} tokens/s", self.throughput))?;
         let met = format!("{:.2} requests/s, {:.1} % of them", self.goodput, 100.0 * self.met);
         line(f, "goodput", met)?;

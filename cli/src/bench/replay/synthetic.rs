@@ -132,12 +132,7 @@ impl Drawing<'_> {
 
     fn picture(&mut self, reply: f64) -> ReplayRequest {
         let asked = Asked::Said { text: "Describe.".to_owned(), pictures: vec![self.drawn()] };
-        ReplayRequest {
-            kind: Kind::ReplayPicture,
-            pause: Duration::ZERO,
-            asked,
-            reply: self.length(reply, 0.4, 16, 256),
-        }
+        ReplayRequest { kind: Kind::Picture, pause: Duration::ZERO, asked, reply: self.length(reply, 0.4, 16, 256) }
     }
 
     fn question(&mut self, turn: u32, length: f64, reply: f64) -> ReplayRequest {
@@ -153,7 +148,7 @@ impl Drawing<'_> {
         let call = json!({ "type": "function", "function": { "name": "open", "arguments": { "place": words(self.draw, 3) } } });
         let pictures = if shows { vec![self.drawn()] } else { Vec::new() };
         let text = words(self.draw, count);
-        let kind = if shows { Kind::ReplayPicture } else { Kind::Text };
+        let kind = if shows { Kind::Picture } else { Kind::Text };
         let asked = Asked::Result { call, text, pictures };
         ReplayRequest { kind, pause: self.pause(0.3), asked, reply: self.length(60.0, 0.7, 8, 512) }
     }
@@ -234,7 +229,7 @@ mod tests {
         let arrivals = Synthetic::Agents.arrivals(AMOUNT, 1);
         for caller in &arrivals.callers {
             assert!((5..=11).contains(&caller.turns.len()) && caller.tools.len() == 6);
-            let shown = caller.turns.iter().filter(|turn| turn.kind == Kind::ReplayPicture).count();
+            let shown = caller.turns.iter().filter(|turn| turn.kind == Kind::Picture).count();
             assert_eq!(shown, (caller.turns.len() - 1) / 3);
         }
         let systems: std::collections::BTreeSet<_> = arrivals.callers.iter().map(|caller| &caller.system).collect();

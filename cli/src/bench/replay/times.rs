@@ -1,4 +1,4 @@
-//! Pure: the times of a request, and quantiles of times.
+//! Pure: the times of a request, and their mean and quantiles.
 
 use std::time::Duration;
 
@@ -15,19 +15,23 @@ pub struct Times {
     pub whole: Duration,
 }
 
-/// Median and 99th percentile, in milliseconds. `None` if there are no times.
+/// Mean, median and 99th percentile, in milliseconds. `None` if there are no times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Quantiles {
+pub struct TimeSummary {
     pub count: usize,
+    pub mean: Option<f64>,
     pub p50: Option<f64>,
     pub p99: Option<f64>,
 }
 
-impl Quantiles {
+impl TimeSummary {
     pub fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
-        let at = |share| of_sorted(&times, share).map(|time| time.as_secs_f64() * 1e3);
-        Quantiles { count: times.len(), p50: at(0.5), p99: at(0.99) }
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let at = |share| of_sorted(&times, share).map(milliseconds);
+        let count = times.len();
+        let mean = (count > 0).then(|| milliseconds(times.iter().sum()) / count as f64);
+        TimeSummary { count, mean, p50: at(0.5), p99: at(0.99) }
     }
 }
 
