@@ -83,7 +83,7 @@ pub use bursar_actors::{
         PrecisionError, Progress, RanksShortfall, RanksTried, Serving, Shortfall, StartError, Suggestion, Unfit,
     },
     event::{Event, Events, Leased, Missed, Recorded},
-    knobs::{self, StateType},
+    knobs::{self, DraftQuantization, StateType},
     kv::{BlockEvent, KvUse, StoredBlock},
     profile::{
         AttemptReport, Difference, Evidence, FaultPlan, FaultPlanError, KvChoice, Notice, Outcome, Phase, ProfileError,

@@ -267,6 +267,7 @@ mod tests {
                 Some(Kind::Type) => "half",
                 Some(Kind::Format | Kind::CacheType) => "fp8",
                 Some(Kind::StateType) => "bf16",
+                Some(Kind::DraftFormat) => "int4",
                 Some(Kind::Method) => "ngram",
                 Some(Kind::Switch) => "true",
                 Some(Kind::Weights) => "gold=4",

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, process::Command};
 
 use bursar::messages::SchedulerMessage;
 use bursar::{
-    Bytes, Chat, ChatEvent, DraftSource, Envelope, LoadOptions, ModelSource, NgramSizes, OutputFormat, TokenScore,
+    Bytes, Chat, ChatEvent, DraftQuantization, DraftSource, Envelope, LoadOptions, ModelSource, NgramSizes,
+    OutputFormat, TokenScore,
 };
 use bursar_actors::responder::Responder;
 use futures_util::future::join_all;
@@ -134,6 +135,13 @@ fn replies_are_equal_with_one_draft_of_a_draft_head() {
 #[test]
 fn replies_are_equal_with_several_drafts_of_a_draft_head() {
     replies_are_equal(hybrid_demo, by_head("three drafts", 3), |chat| chat, 200.0);
+}
+
+#[test]
+fn replies_are_equal_with_a_rounded_draft_projection() {
+    let rounded = Some(DraftQuantization::Int4);
+    let options = LoadOptions { draft_quantization: rounded, ..by_head("rounded drafts", 3) };
+    replies_are_equal(hybrid_demo, options, |chat| chat, 200.0);
 }
 
 /// Checks that a model gives the same replies with and without drafts. At least `least` drafts must
@@ -424,27 +432,38 @@ fn hybrid_drafts_need_two_spare_step_tokens() {
     });
 }
 
-/// The output of `bursar plan` for a model of 7B on an H200.
-fn plan(more: &[&str]) -> (bool, String) {
-    let arguments = ["plan", "--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b"];
+/// The output of `bursar plan` for a model on an H200.
+fn plan(shape: &str, more: &[&str]) -> (bool, String) {
+    let arguments = ["plan", "--json", "--gpu", "h200", "--shape", shape];
     let output = Command::new(env!("CARGO_BIN_EXE_bursar")).args(arguments).args(more).output().expect("the binary");
     (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).expect("text"))
 }
 
 #[test]
 fn memory_for_drafts_is_planned_from_vllms_flag() {
-    let step_workspace = |more: &[&str]| {
-        let (fits, output) = plan(more);
+    let claim = |shape, more: &[&str], claim| {
+        let (fits, output) = plan(shape, more);
         assert!(fits, "{output}");
         let plan: serde_json::Value = serde_json::from_str(&output).expect("JSON");
-        plan["claims"]["step workspace"].as_u64().expect("a number")
+        plan["claims"][claim].as_u64().expect("a number")
     };
+    let step_workspace = |more: &[&str]| claim("qwen2.5-vl-7b", more, "step workspace");
     let config = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}"#;
     let [with, without] = [&["--speculative-config", config][..], &[]].map(step_workspace);
     // The logits of 64 drafts, in f32.
     let logits = 64 * 152_064 * 4;
     assert!((logits..2 * logits).contains(&(with - without)), "{with} bytes with drafts, {without} without");
+    // On a GPU, a draft head has a copy of the output projection with half a byte for each number
+    // and two bytes for each group of 128 numbers.
+    let weights = |quantization| {
+        let config = format!(r#"{{"method": "mtp", "num_speculative_tokens": 3{quantization}}}"#);
+        claim("qwen3.5-9b", &["--speculative-config", &config], "weights")
+    };
+    let [default, int4, none] = ["", r#", "quantization": "int4""#, r#", "quantization": "none""#].map(weights);
+    let copy = 248_320 * 4096 / 128 * (64 + 2);
+    assert!(default == int4 && (copy..copy + (2 << 20)).contains(&(int4 - none)), "{default}, {int4}, {none}");
     for (config, expected) in [
+        (r#"{"method": "mtp", "quantization": "fp8"}"#, "expected int4 or none"),
         (r#"{"method": "eagle3"}"#, "eagle3 and other draft models are not supported yet"),
         (r#"{"method": "mtp"}"#, "has no draft head"),
         (r#"{"method": "ngram", "num_speculative_tokens": 65}"#, "is 65; expected at most 64"),
@@ -454,7 +473,7 @@ fn memory_for_drafts_is_planned_from_vllms_flag() {
         ),
         (r#"{"method": "ngram", "draft_model": "a/b"}"#, "speculative_config.draft_model"),
     ] {
-        let (fits, output) = plan(&["--speculative-config", config]);
+        let (fits, output) = plan("qwen2.5-vl-7b", &["--speculative-config", config]);
         assert!(!fits && output.contains(expected), "{config}: {output}");
     }
 }

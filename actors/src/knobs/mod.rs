@@ -20,4 +20,4 @@ pub use names::{Names, Setting};
 pub use options::{Limits, LoadOptions, SamplingDefaults};
 pub use precision::{Precision, PrecisionError, UnknownPrecision};
 pub use state_type::StateType;
-pub use table::{Alias, DraftMethod, Kind, Knob, Knobs, NESTED, Nested, Peer, TABLE};
+pub use table::{Alias, DraftMethod, DraftQuantization, Kind, Knob, Knobs, NESTED, Nested, Peer, TABLE};

@@ -9,7 +9,8 @@ use super::{Knobs, NESTED, error::KnobError, error::described, product::with_pro
 type Inner = (String, &'static str, Value);
 
 /// The settings inside of `speculative_config`.
-const SPECULATIVE: [&str; 4] = ["method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"];
+const SPECULATIVE: [&str; 5] =
+    ["method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "quantization"];
 
 pub(super) fn is_nested(name: &str) -> bool {
     NESTED.iter().any(|nested| nested.name == name)
@@ -31,6 +32,7 @@ pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<In
             ("speculative_config", "num_speculative_tokens") => settings.push((full, "draft_tokens", value.clone())),
             ("speculative_config", "prompt_lookup_max") => settings.push((full, "draft_ngram_max", value.clone())),
             ("speculative_config", "prompt_lookup_min") => settings.push((full, "draft_ngram_min", value.clone())),
+            ("speculative_config", "quantization") => settings.push((full, "draft_quantization", value.clone())),
             ("limit_mm_per_prompt", "image") => settings.push((full, "pictures", count(value))),
             ("limit_mm_per_prompt", "video") => settings.push(frames(full, value)?),
             ("limit_mm_per_prompt", _) if count(value) == 0 => {}

@@ -10,7 +10,7 @@ use bursar_model::{
     flow::ImageLimits,
 };
 
-use super::{KvCacheType, KvCacheTypeError, Names, Precision, StateType};
+use super::{DraftQuantization, KvCacheType, KvCacheTypeError, Names, Precision, StateType};
 use crate::{
     deadline::Deadlines,
     profile::{FaultPlan, KvChoice},
@@ -76,6 +76,9 @@ pub struct LoadOptions {
     /// How tokens are drafted, if [`draft_tokens`](Limits::draft_tokens) is set. Default: prompt
     /// lookup.
     pub draft_source: DraftSource,
+    /// Format of the output projection that the draft head uses. Default: 4-bit integers on a GPU,
+    /// and the model's own output projection on a host device.
+    pub draft_quantization: Option<DraftQuantization>,
     /// Always drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even if fewer
     /// would be faster. Default: `false`.
     pub has_fixed_drafts: bool,
@@ -199,6 +202,7 @@ impl Default for LoadOptions {
             kv_cache_dtype: KvCacheType::Auto,
             state_dtype: StateType::Float32,
             draft_source: DraftSource::default(),
+            draft_quantization: None,
             has_fixed_drafts: false,
             synthetic_acceptance: None,
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
@@ -239,7 +243,12 @@ impl LoadOptions {
         let checkpoint = checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_context_limit(context_tokens);
         let draft_tokens = self.limits.draft_tokens.or(self.envelope.as_ref().map(|envelope| envelope.draft_tokens));
         let has_draft_head = self.draft_source == DraftSource::DraftHead && draft_tokens.is_some_and(|count| count > 0);
-        Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()).with_draft_head(has_draft_head))
+        let is_rounded = self.draft_quantization.map_or(matches!(target, Target::Cuda(_)), |format| match format {
+            DraftQuantization::None => false,
+            DraftQuantization::Int4 => true,
+        });
+        let checkpoint = checkpoint.with_draft_head(has_draft_head).with_rounded_draft_projection(is_rounded);
+        Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()))
     }
 
     /// Returns the options that determine the size of the KV cache.

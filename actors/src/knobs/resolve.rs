@@ -170,6 +170,7 @@ impl Knobs {
             (Some(DraftMethod::Ngram), None) => DraftSource::default(),
             (Some(DraftMethod::None) | None, None) => options.draft_source,
         };
+        options.draft_quantization = self.draft_quantization.or(options.draft_quantization);
         options.swap_space = self.swap_bytes().unwrap_or(options.swap_space);
         options.name = self.model_name.clone().or(options.name);
         options.dtype = self.dtype.unwrap_or(options.dtype);

@@ -34,6 +34,8 @@ pub enum Kind {
     StateType,
     /// The name of a format to which weights are rounded.
     Format,
+    /// The name of the format of a draft head's output projection.
+    DraftFormat,
     /// The name of a method that drafts tokens.
     Method,
     /// Names, each with a weight.
@@ -52,7 +54,7 @@ impl Kind {
             Kind::Gibibytes => "GiB",
             Kind::Name => "name",
             Kind::Type | Kind::CacheType | Kind::StateType => "type",
-            Kind::Format => "format",
+            Kind::Format | Kind::DraftFormat => "format",
             Kind::Method => "method",
             Kind::Weights => "weights",
             Kind::Switch => "switch",
@@ -68,13 +70,14 @@ impl Kind {
             Kind::SizeOrNone => "a number of bytes, or a size such as 512MiB",
             Kind::Fraction => "a number above 0 and at most 1",
             Kind::Gibibytes => "a number of GiB",
-            Kind::Name => "a non-empty text",
+            Kind::Name => "a text that is not empty",
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
             Kind::CacheType => "auto, fp8 (or fp8_e4m3), bfloat16, float16 (or half) or float32",
             Kind::StateType => "auto, float32 or bfloat16",
             Kind::Format => {
                 "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, int4, or the checkpoint's own: awq, gptq, compressed-tensors or modelopt"
             }
+            Kind::DraftFormat => "int4 or none",
             Kind::Method => "ngram, mtp or none; eagle3 and other draft models are not supported yet",
             Kind::Weights => "at most 64 tenant names with whole weights from 1 to 1000, such as gold=4,free=1",
             Kind::Switch => "true or false",
@@ -226,6 +229,16 @@ impl Set for DraftMethod {
     }
 }
 
+impl Set for DraftQuantization {
+    fn of(value: &Value) -> Option<Self> {
+        match value.as_str()?.trim().to_lowercase().as_str() {
+            "int4" => Some(DraftQuantization::Int4),
+            "none" => Some(DraftQuantization::None),
+            _ => None,
+        }
+    }
+}
+
 impl Set for TenantWeights {
     fn of(value: &Value) -> Option<Self> {
         TenantWeights::read(value)
@@ -287,7 +300,7 @@ macro_rules! knobs {
                             Kind::Count(_) | Kind::Size | Kind::Name => set != <$type>::default(),
                             Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
                             Kind::Type | Kind::CacheType | Kind::StateType | Kind::Format => true,
-                            Kind::Method | Kind::Weights | Kind::Switch => true,
+                            Kind::DraftFormat | Kind::Method | Kind::Weights | Kind::Switch => true,
                         };
                         if !is_in_range {
                             return Err(wrong());
@@ -318,6 +331,8 @@ knobs! {
     draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];
     /// How tokens are drafted: ngram (prompt lookup) finds an earlier occurrence of the sequence's last tokens and drafts the tokens that followed it. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). none disables drafts.
     draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
+    /// Format of the output projection that the draft head of draft_method mtp uses: int4 is a second copy, rounded to 4-bit integers, which makes drafts faster and a few of them wrong. none is the model's own output projection. Replies are the same. Default int4 on a GPU, none on a host device.
+    draft_quantization: DraftQuantization, Kind::DraftFormat, [Sglang speculative_draft_model_quantization];
     /// Always drafts as many tokens as the limits allow, for benchmarks. By default the number adapts: for each batch size, Bursar uses the number of drafts that has recently given the most tokens per second. Default false.
     draft_fixed: bool, Kind::Switch, [];
     /// Maximum number of the last tokens that are looked up. Default: draft_ngram_min, or 5.
@@ -405,6 +420,17 @@ pub enum DraftMethod {
     Mtp,
 }
 
+/// The format of the output projection that the draft head uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DraftQuantization {
+    /// The model's own output projection.
+    #[default]
+    None,
+    /// A second copy, rounded to 4-bit integers.
+    Int4,
+}
+
 /// A name whose value is an object that sets several knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
@@ -433,6 +459,7 @@ pub const NESTED: &[Nested] = &[
         name: "speculative_config",
         of: &[Peer::Vllm],
         meaning: "An object in which method sets draft_method, num_speculative_tokens sets draft_tokens, \
-                  prompt_lookup_max sets draft_ngram_max, and prompt_lookup_min sets draft_ngram_min.",
+                  prompt_lookup_max sets draft_ngram_max, prompt_lookup_min sets draft_ngram_min, and quantization sets \
+                  draft_quantization.",
     },
 ];

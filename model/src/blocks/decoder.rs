@@ -49,6 +49,8 @@ pub struct Decoder {
     projection: Option<Weight<'static>>, // [padded own tokens, hidden]; `None` if tied
     rope: Rope<'static>,
     draft_head: Option<DraftHead>,
+    /// A rounded copy of the output projection, which only the draft head uses.
+    draft_projection: Option<Weight<'static>>, // [padded own tokens, hidden]
 }
 
 /// Results of earlier passes that a step reads. The step also writes its keys
@@ -116,8 +118,27 @@ impl Decoder {
             }
             None
         };
+        let draft_projection = if draft_head.is_some() && map.rounds_draft_projection() {
+            let head = if config.tied_embeddings { &embedding_name } else { head };
+            map.rounded_vocabulary(head, tokens, rows, config.hidden)?
+        } else {
+            None
+        };
         let (groups, format) = (config.cache_groups(), config.step_format());
-        Ok(Decoder { config, groups, format, share, embedding, layers, loads, norm, projection, rope, draft_head })
+        Ok(Decoder {
+            config,
+            groups,
+            format,
+            share,
+            embedding,
+            layers,
+            loads,
+            norm,
+            projection,
+            rope,
+            draft_head,
+            draft_projection,
+        })
     }
 
     pub fn config(&self) -> &DecoderConfig {
@@ -286,7 +307,8 @@ impl Decoder {
             let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
             head.forward(&scope, &pass, cache, input, normed)?;
         }
-        self.project(scope, &normed.row_range(0..logits.rows()), None, of, logits)
+        let weight = self.draft_projection.as_ref().unwrap_or(self.head());
+        self.project_with(weight, scope, &normed.row_range(0..logits.rows()), None, of, logits)
     }
 
     /// Runs all layers and returns the rows for which a token is sampled or scored,
@@ -393,6 +415,20 @@ impl Decoder {
         chosen: &Tensor<'_>,
         norm: Option<RmsNorm<'_>>,
         of: LogitsOf,
+        logits: Tensor<'s>, // [rows, padded tokens]
+    ) -> Result<Tensor<'s>, KernelError> {
+        self.project_with(self.head(), scope, chosen, norm, of, logits)
+    }
+
+    /// Like [`project`](Self::project), with `weight` `[padded own tokens, hidden]` as the output
+    /// projection.
+    fn project_with<'s, B: Backend>(
+        &self,
+        weight: &Weight<'static>,
+        scope: &Scope<'_, B>,
+        chosen: &Tensor<'_>,
+        norm: Option<RmsNorm<'_>>,
+        of: LogitsOf,
         mut logits: Tensor<'s>, // [rows, padded tokens]
     ) -> Result<Tensor<'s>, KernelError> {
         if chosen.rows() > 0 {
@@ -400,10 +436,10 @@ impl Decoder {
             let normed = norm.map(|norm| scope.rms_norm(chosen, norm)).transpose()?;
             let normed = normed.as_ref().unwrap_or(chosen);
             if self.has_own(&scope, of) {
-                scope.linear_into(normed, self.head(), None, &mut logits)?;
+                scope.linear_into(normed, weight, None, &mut logits)?;
             } else {
-                let mut own = scope.empty_f32([chosen.rows(), self.head().rows()])?;
-                scope.linear_into(normed, self.head(), None, &mut own)?;
+                let mut own = scope.empty_f32([chosen.rows(), weight.rows()])?;
+                scope.linear_into(normed, weight, None, &mut own)?;
                 scope.all_gather_into(&own.column_range(0..self.share.tokens_of_each()), &mut logits)?;
             }
         }

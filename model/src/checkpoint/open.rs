@@ -50,6 +50,7 @@ pub struct Checkpoint {
     cache: CacheFormat,
     state_dtype: StateDtype,
     loads_draft_head: bool,
+    rounds_draft_projection: bool,
     context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
@@ -114,6 +115,7 @@ impl Checkpoint {
             cache: CacheFormat::Plain,
             state_dtype: StateDtype::F32,
             loads_draft_head: false,
+            rounds_draft_projection: false,
             context_limit: usize::MAX,
             image_processor,
             video_processor,
@@ -152,6 +154,15 @@ impl Checkpoint {
         Checkpoint { loads_draft_head: is_loaded, ..self }
     }
 
+    /// The same checkpoint. If `is_rounded`, the draft head multiplies by a second copy of the
+    /// output projection, which is rounded to 4-bit integers. Drafts then read a quarter of the
+    /// memory, and a few of them are different. Replies do not depend on this copy, because the
+    /// decoder verifies every draft. Without a draft head, or if the target or the shape does not
+    /// support this format, there is no copy.
+    pub fn with_rounded_draft_projection(self, is_rounded: bool) -> Self {
+        Checkpoint { rounds_draft_projection: is_rounded, ..self }
+    }
+
     /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows of `tokens`
     /// or more tokens are ignored, because they would change nothing.
     pub fn with_context_limit(self, tokens: usize) -> Self {
@@ -177,6 +188,11 @@ impl Checkpoint {
     /// Whether the draft head is loaded with the model.
     pub fn loads_draft_head(&self) -> bool {
         self.loads_draft_head
+    }
+
+    /// Whether drafts use a [rounded](Self::with_rounded_draft_projection) output projection.
+    pub fn rounds_draft_projection(&self) -> bool {
+        self.rounds_draft_projection
     }
 
     /// The folder, embedded files or shape from which the checkpoint was opened.

@@ -31,8 +31,8 @@ pub enum SamplingError {
     #[error("the logits are empty")]
     NoLogits,
     /// The device found a logit that is NaN or +infinity.
-    #[error("the logits are not numbers")]
-    NotNumbers,
+    #[error("a logit is NaN or +infinity")]
+    NonFiniteLogits,
     /// A logit is NaN or +infinity.
     #[error("the logit of token {token} is not a number or is +infinity")]
     BadLogit {
@@ -86,7 +86,7 @@ impl Hint for SamplingError {
                 "this is a bug in Bursar; please report it".into()
             }
             SamplingError::Grammar(error) => error.hint(),
-            SamplingError::NoLogits | SamplingError::NotNumbers | SamplingError::BadLogit { .. } => {
+            SamplingError::NoLogits | SamplingError::NonFiniteLogits | SamplingError::BadLogit { .. } => {
                 "the weights may be damaged, or overflow in f16: try the checkpoint in bf16 or f32".into()
             }
             SamplingError::NothingAllowed { .. } => "forbid fewer tokens".into(),

@@ -189,7 +189,7 @@ impl Sampler {
     /// The token that the device chose for `position`.
     ///
     /// # Errors
-    /// [`SamplingError::NotNumbers`] or [`SamplingError::NothingAllowed`].
+    /// [`SamplingError::NonFiniteLogits`] or [`SamplingError::NothingAllowed`].
     pub fn answer(&self, outcome: &Outcome, position: u64) -> Result<Token, SamplingError> {
         let id = outcome.chosen.map_err(|fault| self.error_of(fault))?;
         Ok(Token { id, position, log_probabilities: reported(outcome).map(Box::new) })
@@ -197,7 +197,7 @@ impl Sampler {
 
     fn error_of(&self, fault: Fault) -> SamplingError {
         match fault {
-            Fault::NotNumbers => SamplingError::NotNumbers,
+            Fault::NonFiniteLogits => SamplingError::NonFiniteLogits,
             // No sampler reads the outcome of an ignored row.
             Fault::NothingAllowed | Fault::Ignored => SamplingError::NothingAllowed { logits: self.vocabulary },
         }

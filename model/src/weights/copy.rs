@@ -32,6 +32,8 @@ pub struct WeightCopy {
     pub rounded: Option<MadeScales>,
     /// The other parts of a weight of 4-bit integers. Then `kept` is u4.
     pub int4: Option<Int4Copy>,
+    /// Whether another copy has the same elements of the checkpoint in another format.
+    pub is_duplicate: bool,
 }
 
 impl WeightCopy {
@@ -51,6 +53,7 @@ impl WeightCopy {
             norm: None,
             rounded: None,
             int4: None,
+            is_duplicate: false,
         }
     }
 

@@ -41,9 +41,44 @@ impl WeightMap<'_> {
         in_features: RankShard,
         place: WeightLayout,
     ) -> Result<Option<Weight<'static>>, WeightError> {
-        let Some(Claimed { scheme, group, scale_type }) = self.int4_format(parts, in_features, place)? else {
+        let Some(claimed) = self.int4_format(parts, in_features, place)? else { return Ok(None) };
+        self.claim_int4(parts, in_features, place, claimed).map(Some)
+    }
+
+    /// Claims a second copy of `share` of the rows of the matrix `name`, rounded to 4-bit integers,
+    /// and `more` rows of zeros. Returns `None` if the columns are not whole groups, if the rows are
+    /// not whole blocks, or if the target has no kernels for this format.
+    pub(super) fn rounded_to_int4(
+        &mut self,
+        name: &str,
+        share: RankShard,
+        columns: usize,
+        more: usize,
+    ) -> Result<Option<Weight<'static>>, WeightError> {
+        let Some(group) = int4::GROUPS.into_iter().find(|group| columns.is_multiple_of(*group)) else {
             return Ok(None);
         };
+        let scheme = QuantizationScheme::int4(group, false);
+        let is_whole = [share.count, more].iter().all(|rows| rows.is_multiple_of(int4::BLOCK_ROWS));
+        if !is_whole || !self.target.has_quantized(scheme, [share.count + more, columns]) {
+            return Ok(None);
+        }
+        let first = self.copies().len();
+        let place = WeightLayout { rows: more, ..WeightLayout::default() };
+        let claimed = Claimed { scheme, group, scale_type: self.target.activation() };
+        let weight = self.claim_int4(&[(name.to_owned(), share)], columns.into(), place, claimed)?;
+        self.segment.mark_duplicates_from(first);
+        Ok(Some(weight))
+    }
+
+    /// Claims a weight in a format of 4-bit integers.
+    fn claim_int4(
+        &mut self,
+        parts: &[(String, RankShard)],
+        in_features: RankShard,
+        place: WeightLayout,
+        Claimed { scheme, group, scale_type }: Claimed,
+    ) -> Result<Weight<'static>, WeightError> {
         let (first, rows) = (self.copies().len(), parts.iter().map(|(_, rows)| rows.count).sum());
         let place = WeightLayout { kept: Some(DType::U4), ..place };
         let data = self.stacked(parts, [rows, in_features.count].into(), in_features, place)?;
@@ -71,10 +106,11 @@ impl WeightMap<'_> {
         let tensor = |all: &Vec<Address>, dtype| self.segment.tensor(all[0], of_groups, dtype);
         let zero_points = zero_points.as_ref().map(|all| tensor(all, DType::U8));
         let scales = WeightScales::int4(tensor(&scales, scale_type), zero_points, group);
-        Ok(Some(Weight { scales: Some(scales), ..Weight::plain(data) }))
+        Ok(Weight { scales: Some(scales), ..Weight::plain(data) })
     }
 
     /// Bytes of the weights claimed so far that have 4-bit integers, with scales and zero points.
+    /// Second copies do not count.
     pub fn int4_bytes(&self) -> Bytes {
         let of_copy = |copy: &WeightCopy| {
             let int4 = copy.int4?;
@@ -82,7 +118,7 @@ impl WeightMap<'_> {
             let zero_points = DType::U8.bytes(int4.zero_points.map_or(0, |_| groups));
             Some(copy.bytes + int4.scale_type.bytes(groups) + zero_points)
         };
-        self.copies().iter().filter_map(of_copy).sum()
+        self.copies().iter().filter(|copy| !copy.is_duplicate).filter_map(of_copy).sum()
     }
 
     /// Whether the weight of the projection `name` is claimed as 4-bit integers if its columns are

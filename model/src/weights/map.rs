@@ -164,6 +164,20 @@ impl<'c> WeightMap<'c> {
         self.rows_of(name, vocabulary, hidden, self.target.padded_vocabulary(rows) - vocabulary.count)
     }
 
+    /// Claims a second copy of an output projection that [`vocabulary`](Self::vocabulary) claimed
+    /// with the same arguments, rounded to 4-bit integers. Returns `None` if the target or the
+    /// shape does not support this format.
+    pub fn rounded_vocabulary(
+        &mut self,
+        name: &str,
+        vocabulary: RankShard,
+        rows: usize,
+        hidden: usize,
+    ) -> Result<Option<Weight<'static>>, WeightError> {
+        let more = self.target.padded_vocabulary(rows) - vocabulary.count;
+        self.rounded_to_int4(name, vocabulary, hidden, more)
+    }
+
     /// Claims `share` of the rows of the matrix `name`, and `more` rows of zeros.
     fn rows_of(
         &mut self,
@@ -209,6 +223,11 @@ impl<'c> WeightMap<'c> {
         let is_in = |name: &str| name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'));
         let tensors = &self.checkpoint.tensors;
         tensors.random(&format!("{module}.weight"), 0).is_none() && !tensors.names().any(is_in)
+    }
+
+    /// Whether drafts use a [rounded](Checkpoint::with_rounded_draft_projection) output projection.
+    pub fn rounds_draft_projection(&self) -> bool {
+        self.checkpoint.rounds_draft_projection()
     }
 
     /// Leaves all tensors of `module` unread, because the model does not compute with them.
@@ -271,7 +290,8 @@ impl<'c> WeightMap<'c> {
     pub fn parameters(&self) -> u64 {
         let is_parameter =
             |copy: &&WeightCopy| matches!(copy.source, WeightSource::Tensor(_) | WeightSource::Random(..));
-        let claimed = self.copies().iter().filter(is_parameter).map(WeightCopy::elements);
+        let is_counted = |copy: &&WeightCopy| is_parameter(copy) && !copy.is_duplicate;
+        let claimed = self.copies().iter().filter(is_counted).map(WeightCopy::elements);
         claimed.chain(self.names.folded_elements()).map(|elements| elements as u64).sum()
     }
 

@@ -103,6 +103,11 @@ impl SegmentLayout {
         self.copies[copy].rounded = Some(scales);
     }
 
+    /// Marks each copy with index `first` or above as a duplicate of an earlier one.
+    pub fn mark_duplicates_from(&mut self, first: usize) {
+        self.copies[first..].iter_mut().for_each(|copy| copy.is_duplicate = true);
+    }
+
     /// Makes copy number `copy` a copy of 4-bit integers.
     pub fn pack(&mut self, copy: usize, int4: Int4Copy) {
         self.copies[copy].int4 = Some(int4);

@@ -206,6 +206,33 @@ fn refused(checkpoint: Checkpoint) -> LoadError {
 }
 
 #[test]
+fn a_rounded_projection_changes_only_the_logits_of_drafts() {
+    for (folder, name) in [CASES[1], CASES[4]] {
+        let open = |is_rounded| with_head(folder).with_rounded_draft_projection(is_rounded);
+        let benches = [false, true].map(|is_rounded| Bench::of(open(is_rounded), 2));
+        let [plain, rounded] = benches.each_ref().map(|bench| {
+            let case = Case::read(folder, &bench.checkpoint, name);
+            let mut sequence = bench.sequence(&case, &encode(bench, &case));
+            let prompt = sequence.prompt_left();
+            bench.step_and_draft(&mut [sequence.next_chunk(prompt)], 1)
+        });
+        assert_eq!(plain.step, rounded.step, "{folder}: the logits of the decoder");
+        let error = relative_error(&rounded.drafts[0][0], &plain.drafts[0][0]);
+        // The integers differ from the weights by up to 1/14 of the largest weight of their group.
+        assert!((1e-3..0.2).contains(&error), "{folder}: {error:e}");
+        let [plain, rounded] = benches.each_ref().map(|bench| &bench.model);
+        let decoder = plain.config().decoder();
+        let numbers = decoder.vocabulary * decoder.hidden;
+        let group =
+            [128, 64, 32].into_iter().find(|group| decoder.hidden.is_multiple_of(*group)).expect("whole groups");
+        let copy = DType::U4.bytes(numbers) + DType::F32.bytes(numbers / group);
+        let added = rounded.weight_bytes() - plain.weight_bytes();
+        assert!((copy.0..copy.0 + 4096).contains(&added.0), "{folder}: {added} for {copy}");
+        assert_eq!(rounded.parameters(), plain.parameters(), "{folder}: a second copy has no parameters");
+    }
+}
+
+#[test]
 fn a_missing_draft_head_is_refused_with_a_hint() {
     let without_settings = refused(open("tests/golden/qwen3"));
     assert!(matches!(without_settings, LoadError::Config(ConfigError::NoDraftHead)), "{without_settings:?}");

@@ -240,15 +240,18 @@ fn every_worst_case_of_hybrids_takes_its_planned_memory() {
 
 #[test]
 fn worst_cases_with_a_draft_head_take_their_planned_memory() {
-    let with_head = |cpu, folder| {
-        every_worst_case_of(cpu, bench::open(folder).with_draft_head(true), folder, |machine, pass, planned, what| {
+    let with_head = |cpu, folder, is_rounded| {
+        let checkpoint = bench::open(folder).with_draft_head(true).with_rounded_draft_projection(is_rounded);
+        every_worst_case_of(cpu, checkpoint, folder, |machine, pass, planned, what| {
             let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), pass).expect("the pass is planned");
             let proven = machine.run(pass, proof, planned.workspace).expect("the first layers run");
             assert_eq!(proven.workspace, planned.workspace, "{what}");
         });
     };
-    HYBRIDS.into_iter().for_each(|folder| with_head(Cpu::new(2), folder));
-    bench::on_ranks(2, |cpu| with_head(cpu, HYBRIDS[0]));
+    for is_rounded in [false, true] {
+        HYBRIDS.into_iter().for_each(|folder| with_head(Cpu::new(2), folder, is_rounded));
+        bench::on_ranks(2, |cpu| with_head(cpu, HYBRIDS[0], is_rounded));
+    }
 }
 
 #[test]
@@ -471,7 +474,8 @@ proptest! {
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }
         for (folder, target) in HYBRIDS.iter().flat_map(|folder| targets.map(|target| (folder, target))) {
-            let checkpoint = bench::open(folder).with_draft_head(true);
+            let is_rounded = seed.is_multiple_of(2);
+            let checkpoint = bench::open(folder).with_draft_head(true).with_rounded_draft_projection(is_rounded);
             let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }

@@ -158,6 +158,6 @@ fn a_row_without_allowed_tokens_affects_no_other_row() {
     let pasts = [Past::new(&[], &[]); 4];
     let found = chosen(&samplers, &rows, &pasts, &[0; 4]);
     let nothing = || Err(SamplingError::NothingAllowed { logits: VOCABULARY });
-    assert_eq!(found[..3], [Err(SamplingError::NotNumbers), nothing(), nothing()]);
+    assert_eq!(found[..3], [Err(SamplingError::NonFiniteLogits), nothing(), nothing()]);
     assert!(found[3].is_ok());
 }

@@ -24,6 +24,7 @@ fn values(kind: Kind) -> [Value; 2] {
         Kind::CacheType => [json!("fp8_e4m3"), json!("auto")],
         Kind::StateType => [json!("bf16"), json!("float32")],
         Kind::Format => [json!("fp8"), json!("fp8_per_block")],
+        Kind::DraftFormat => [json!("int4"), json!("NONE")],
         Kind::Method => [json!("ngram"), json!("NONE")],
         Kind::Weights => [json!("gold=4,free=1"), json!({"gold": 4, "free": 2})],
         Kind::Switch => [json!(true), json!("false")],

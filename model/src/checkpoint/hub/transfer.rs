@@ -18,11 +18,11 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Bytes of a file between two reports to the watch.
 const REPORT_BYTES: u64 = 4 << 20;
 /// Timeout of each network operation. A cancelled fetch ends within this time.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
+const IO_TIMEOUT: Duration = Duration::from_secs(30);
 /// Redirects within the hub: enough for a model that was renamed twice.
 const REDIRECTS_MAX: usize = 4;
 /// Number of consecutive connections without a new byte after which the download fails.
-const BARREN_MAX: usize = 3;
+const STALLED_CONNECTIONS_MAX: usize = 3;
 
 /// The hub's description of a file.
 #[derive(Debug)]
@@ -57,11 +57,11 @@ impl<'a> Remote<'a> {
             .http_status_as_error(false)
             // The token is sent only to the hub. Its file servers get signed URLs instead.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
-            .timeout_resolve(Some(SILENCE_MAX))
-            .timeout_connect(Some(SILENCE_MAX))
-            .timeout_recv_response(Some(SILENCE_MAX))
-            .timeout_per_read(Some(SILENCE_MAX))
-            .timeout_per_write(Some(SILENCE_MAX))
+            .timeout_resolve(Some(IO_TIMEOUT))
+            .timeout_connect(Some(IO_TIMEOUT))
+            .timeout_recv_response(Some(IO_TIMEOUT))
+            .timeout_per_read(Some(IO_TIMEOUT))
+            .timeout_per_write(Some(IO_TIMEOUT))
             .build()
             .new_agent();
         let token = options.token.clone().or(kept_token);
@@ -119,7 +119,7 @@ impl<'a> Remote<'a> {
         self.watch.fetched(file, Bytes(here), Bytes(found.bytes));
         // The largest size that the partial file has reached. If the hub cannot resume a download,
         // the download starts over, and only bytes beyond this size count as progress.
-        let (mut most, mut barren) = (here, 0);
+        let (mut most, mut stalled) = (here, 0);
         while here < found.bytes {
             match self.continue_once(file, commit, found, blob) {
                 // Losing the network during a download is treated like a connection that ends.
@@ -127,9 +127,9 @@ impl<'a> Remote<'a> {
                 outcome => outcome?,
             }
             here = blob.continued()?.1;
-            barren = if here > most { 0 } else { barren + 1 };
+            stalled = if here > most { 0 } else { stalled + 1 };
             most = most.max(here);
-            if barren == BARREN_MAX {
+            if stalled == STALLED_CONNECTIONS_MAX {
                 return Err(HubError::Interrupted { file: file.to_owned(), bytes: here, bytes_total: found.bytes });
             }
         }
