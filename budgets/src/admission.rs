@@ -69,7 +69,7 @@ impl<W> Admission<W> {
     /// # Errors
     /// [`Overloaded`] if the queue is full.
     pub fn push(&mut self, waiting: Waiting<W>) -> Result<usize, Overloaded> {
-        assert!(!self.holds(waiting.id), "{} waits already", waiting.id);
+        assert!(!self.holds(waiting.id), "{} is already waiting", waiting.id);
         if self.queue.len() >= self.waiting_max {
             return Err(Overloaded { waiting: self.queue.len(), waiting_max: self.waiting_max });
         }

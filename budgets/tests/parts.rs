@@ -30,7 +30,7 @@ fn the_admission_queue_orders_requests_by_priority() {
 }
 
 #[test]
-#[should_panic(expected = "request 1 waits already")]
+#[should_panic(expected = "request 1 is already waiting")]
 fn queueing_the_same_request_twice_panics() {
     let mut queue = Admission::new(3);
     let _ = queue.push(waiting(1, Priority::Serving, 5));

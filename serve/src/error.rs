@@ -226,7 +226,7 @@ impl From<ChatError> for ApiError {
                 ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).code("deadline_exceeded")
             }
             (_, ErrorKind::Busy) => ApiError::busy(message),
-            (ChatError::NotNumbers | ChatError::PreparationDied | ChatError::GivenUp { .. }, _) => {
+            (ChatError::NonFiniteLogits | ChatError::PreparationDied | ChatError::GivenUp { .. }, _) => {
                 ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
             }
             (_, ErrorKind::Model) => ApiError::unavailable(message),

@@ -161,6 +161,13 @@ fn windows_leave_more_blocks_to_layers_with_full_attention() {
             assert_eq!(metrics_log.most(&format!("bursar_sequences_running{{model={name}}}")), Some(CHATS as f64));
             let preempted = metrics_log.now(&format!("bursar_preemptions_total{{model={name},reason=blocks}}"));
             assert_eq!(preempted, 0.0, "{blocks} blocks");
+            let in_tables = [0, 1].map(|group| {
+                let metric = format!("bursar_kv_group_blocks{{model={name},cache_group={group}}}");
+                (metrics_log.most(&metric).expect("the metric is there") as usize, metrics_log.now(&metric))
+            });
+            let [(full, 0.0), (window, 0.0)] = in_tables else { panic!("no sequence is left: {in_tables:?}") };
+            assert!((CHATS * 13..=CHATS * 20).contains(&full), "{full} blocks with full attention");
+            assert!(window <= CHATS * 3 + 6, "{window} blocks in the window");
         }
     });
 }

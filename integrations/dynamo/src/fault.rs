@@ -28,7 +28,7 @@ pub(crate) fn of_chat(error: &ChatError) -> DynamoError {
         (ErrorKind::Request, _) => ErrorType::Backend(BackendError::InvalidArgument),
         (_, ChatError::TooLate { .. }) => ErrorType::DeadlineExceeded,
         (ErrorKind::Busy, _) => ErrorType::WorkerOverloaded,
-        (_, ChatError::GivenUp { .. } | ChatError::NotNumbers | ChatError::PreparationDied) => {
+        (_, ChatError::GivenUp { .. } | ChatError::NonFiniteLogits | ChatError::PreparationDied) => {
             ErrorType::Backend(BackendError::Unknown)
         }
         (ErrorKind::Model, _) => ErrorType::Backend(BackendError::EngineShutdown),

@@ -22,7 +22,7 @@ pub struct ChoiceScratch<'a> {
 /// Returns the fault in the unchanged logits, if there is a fault.
 pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
-        return Some(Fault::NotNumbers);
+        return Some(Fault::NonFiniteLogits);
     }
     logits.iter().all(|&logit| logit == f32::NEG_INFINITY).then_some(Fault::NothingAllowed)
 }

@@ -164,7 +164,7 @@ impl fmt::Debug for RowLists<'_> {
 #[repr(u32)]
 pub enum Fault {
     /// A logit is NaN or +infinity.
-    NotNumbers = 1,
+    NonFiniteLogits = 1,
     /// Every logit is -infinity, or every token is forbidden.
     NothingAllowed = 2,
     /// The row is padding of the batch.
@@ -174,7 +174,7 @@ pub enum Fault {
 impl Fault {
     /// Returns the fault that the device wrote, or `None` for 0.
     pub fn from_word(word: u32) -> Option<Self> {
-        [Fault::NotNumbers, Fault::NothingAllowed, Fault::Ignored].into_iter().find(|fault| *fault as u32 == word)
+        [Fault::NonFiniteLogits, Fault::NothingAllowed, Fault::Ignored].into_iter().find(|fault| *fault as u32 == word)
     }
 }
 

@@ -15,7 +15,7 @@ use self::children::{CHILDREN, Children};
 use super::{
     EngineArguments, EngineMessage, WhichLane, core,
     core::{EngineCore, Input, Rules, Sized, SizedBy},
-    elastic::{MemoryState, PoolInput},
+    elastic::{PoolInput, ResizeContext},
     start::{LoadError, LoadFailed, LoadedModel, StartPlan},
 };
 use crate::{
@@ -111,7 +111,7 @@ impl Actor for EngineActor {
             }
             EngineMessage::Ordered(order) => {
                 if let Some(sized) = state.core.serving().map(core::Serving::sized) {
-                    let input = Input::Pool(state.place(sized).input(order));
+                    let input = Input::Pool(state.resize_context(sized).input(order));
                     state.step(&myself, input).await?;
                 }
             }
@@ -201,10 +201,10 @@ impl EngineState {
     }
 
     /// Returns the state that a resize of the KV cache needs.
-    fn place(&self, sized: SizedBy<ActorParts>) -> MemoryState {
+    fn resize_context(&self, sized: SizedBy<ActorParts>) -> ResizeContext {
         let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let (memory, generation) = (sized.profiled.memory.clone(), self.arguments.owner(sized.attempt).generation);
-        MemoryState { label, memory, budget, device, weight_store, generation, demand: self.demand.clone() }
+        ResizeContext { label, memory, budget, device, weight_store, generation, demand: self.demand.clone() }
     }
 
     /// Converts the outcome of planning and loading to an input.
@@ -224,8 +224,8 @@ impl EngineState {
     /// smallest KV cache with which every request can still finish.
     fn sized(&self, attempt: u32, least_blocks: usize, profiled: Profiled) -> Sized<ActorParts> {
         let (blocks, profiled) = (profiled.memory.kv.blocks(), Arc::new(profiled));
-        let place = self.place(SizedBy { profiled: profiled.clone(), attempt });
-        let (floor, limit) = (place.whole_pages(least_blocks), place.limit(blocks));
+        let context = self.resize_context(SizedBy { profiled: profiled.clone(), attempt });
+        let (floor, limit) = (context.whole_pages(least_blocks), context.limit(blocks));
         Sized { profiled, floor, blocks, limit, passed: self.attempt_progress.passed() }
     }
 }

@@ -11,7 +11,7 @@ use bursar_budgets::{Bytes, Device, DeviceError, Fence, Label};
 use ractor::ActorRef;
 use thiserror::Error;
 
-pub use self::core::Outcome;
+pub use self::core::ResizeOutcome;
 pub(super) use self::core::{Change, Input as PoolInput, PoolCore};
 use super::WeightStore;
 use crate::{
@@ -47,7 +47,7 @@ pub enum ElasticError {
 
 /// The state that a resize needs.
 #[derive(Clone)]
-pub(super) struct MemoryState {
+pub(super) struct ResizeContext {
     pub(super) label: Label,
     pub(super) memory: Arc<EngineMemory>,
     pub(super) budget: Budget,
@@ -58,7 +58,7 @@ pub(super) struct MemoryState {
     pub(super) demand: Option<Arc<SharedKvDemand>>,
 }
 
-impl MemoryState {
+impl ResizeContext {
     /// Rounds a number of blocks up until the blocks fill whole pages. Memory is backed in whole
     /// pages, and all blocks of a backed page are used.
     pub(super) fn whole_pages(&self, blocks: usize) -> usize {
@@ -102,7 +102,7 @@ impl MemoryState {
         self,
         change: Change,
         scheduler: Option<ActorRef<SchedulerMessage>>,
-    ) -> Result<Outcome, ElasticError> {
+    ) -> Result<ResizeOutcome, ElasticError> {
         match change {
             Change::Shrink { to } => self.shrink(scheduler, to).await,
             Change::Grow { from, to } => self.grow(from, to).await,
@@ -121,12 +121,16 @@ impl MemoryState {
     /// would count backed bytes as free. First the scheduler stops using the blocks at the end,
     /// then these blocks are unbacked, then the lease shrinks. Without a scheduler, no step uses
     /// these blocks.
-    async fn shrink(self, scheduler: Option<ActorRef<SchedulerMessage>>, to: usize) -> Result<Outcome, ElasticError> {
+    async fn shrink(
+        self,
+        scheduler: Option<ActorRef<SchedulerMessage>>,
+        to: usize,
+    ) -> Result<ResizeOutcome, ElasticError> {
         let begun = Instant::now();
         if let Some(scheduler) = scheduler {
             match tree::RESIZE_POOL.ask(&scheduler, |reply| SchedulerMessage::Resize { blocks: to, reply }).await {
                 Ok(()) => {}
-                Err(AskError::Gone { .. }) => return Ok(Outcome::Interrupted),
+                Err(AskError::Gone { .. }) => return Ok(ResizeOutcome::Interrupted),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -139,18 +143,18 @@ impl MemoryState {
             looks.tick().await;
         }
         let unback = move |kv: &KvMemory| kv.shrink_to(to, &last_use);
-        let Some(()) = self.on_a_thread(unback).await? else { return Ok(Outcome::Interrupted) };
+        let Some(()) = self.on_a_thread(unback).await? else { return Ok(ResizeOutcome::Interrupted) };
         self.budget.resize(tree::RESIZE_FOR_ENGINE, self.memory.kv.lease(), self.bytes(to)).await?;
         metric::KV_SHRINK_SECONDS.record(&self.label, begun.elapsed());
-        Ok(Outcome::Done)
+        Ok(ResizeOutcome::Done)
     }
 
     /// Grows the lease, then backs more blocks. If either is refused, the size stays as before.
-    async fn grow(self, from: usize, to: usize) -> Result<Outcome, ElasticError> {
+    async fn grow(self, from: usize, to: usize) -> Result<ResizeOutcome, ElasticError> {
         let lease = self.memory.kv.lease();
         match self.budget.resize(tree::RESIZE_FOR_ENGINE, lease, self.bytes(to)).await {
             Ok(()) => {}
-            Err(LeaseError::Refused(_)) => return Ok(Outcome::Refused),
+            Err(LeaseError::Refused(_)) => return Ok(ResizeOutcome::Refused),
             Err(error) => return Err(error.into()),
         }
         let back = move |kv: &KvMemory| match kv.grow_to(to) {
@@ -161,12 +165,12 @@ impl MemoryState {
             Err(error) => Err(error),
         };
         match self.on_a_thread(back).await? {
-            Some(true) => Ok(Outcome::Done),
+            Some(true) => Ok(ResizeOutcome::Done),
             Some(false) => {
                 self.budget.resize(tree::RESIZE_FOR_ENGINE, lease, self.bytes(from)).await?;
-                Ok(Outcome::Refused)
+                Ok(ResizeOutcome::Refused)
             }
-            None => Ok(Outcome::Refused),
+            None => Ok(ResizeOutcome::Refused),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Messages to the engine.
 
 use super::{
-    ElasticError, Outcome, Suggestion, WhichLane,
+    ElasticError, ResizeOutcome, Suggestion, WhichLane,
     actor::ActorParts,
     core::Input,
     start::{LoadFailed, LoadedModel},
@@ -43,7 +43,7 @@ pub enum EngineMessage {
     /// and one per change of the bytes owed.
     Ordered(ResizeOrder),
     /// A resize of the KV cache has ended.
-    PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
+    PoolChanged(Result<Result<ResizeOutcome, ElasticError>, BackgroundTaskDied>),
     /// Sets the gauges again, because a metrics recorder may have been installed since the last
     /// time. The engine sends this message to itself.
     Show,

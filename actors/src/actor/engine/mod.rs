@@ -25,7 +25,7 @@ pub use crate::profile::{Progress, ProgressSink};
 pub(crate) use actor::EngineActor;
 pub(crate) use arguments::EngineArguments;
 pub use core::WhichLane;
-pub use elastic::{ElasticError, Outcome};
+pub use elastic::{ElasticError, ResizeOutcome};
 pub use error::StartError;
 pub use limits::{EffectiveLimits, ModelBounds};
 pub use message::EngineMessage;

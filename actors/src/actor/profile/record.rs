@@ -59,14 +59,14 @@ pub struct FormatDiffers {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Book {
+struct RecordFile {
     format: u32,
     profiles: Vec<RecordedProfile>,
 }
 
 /// The format version of a file, which is read before any other field.
 #[derive(Deserialize)]
-struct Cover {
+struct FormatVersion {
     format: u64,
 }
 
@@ -87,7 +87,7 @@ impl RecordPath {
     /// Returns a [`RecordError`] if the file exists and cannot be used.
     pub fn find(&self, profile_key: &ProfileKey) -> Result<RecordLookup, RecordError> {
         let Some(content) = self.file.read()? else { return Ok(RecordLookup::Nothing) };
-        Ok(Book::parse(&content)?.find(profile_key))
+        Ok(RecordFile::parse(&content)?.find(profile_key))
     }
 
     /// Records a profile. It replaces the recorded profile with an equal key, if there is one, and
@@ -98,20 +98,20 @@ impl RecordPath {
     /// [`CacheFileError::Unwritable`], as [`RecordError::File`].
     pub fn keep(&self, profile: RecordedProfile) -> Result<(), RecordError> {
         let there = self.file.read().ok().flatten();
-        let mut book = there.and_then(|content| Book::parse(&content).ok()).unwrap_or_else(Book::empty);
-        book.keep(profile);
-        Ok(self.file.replace(&book.print())?)
+        let mut file = there.and_then(|content| RecordFile::parse(&content).ok()).unwrap_or_else(RecordFile::empty);
+        file.keep(profile);
+        Ok(self.file.replace(&file.print())?)
     }
 }
 
-impl Book {
+impl RecordFile {
     fn empty() -> Self {
-        Book { format: FORMAT, profiles: Vec::new() }
+        RecordFile { format: FORMAT, profiles: Vec::new() }
     }
 
     fn parse(content: &[u8]) -> Result<Self, RecordError> {
         let broken = |error: serde_json::Error| RecordError::Broken { line: error.line(), column: error.column() };
-        let Cover { format } = serde_json::from_slice(content).map_err(broken)?;
+        let FormatVersion { format } = serde_json::from_slice(content).map_err(broken)?;
         if format != u64::from(FORMAT) {
             return Err(RecordError::Format(FormatDiffers { was: format }));
         }

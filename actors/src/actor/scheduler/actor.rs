@@ -30,7 +30,7 @@ use crate::{
         Acceptance, Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped,
     },
     kv::{BlockLog, Copies, KvUse, SequenceId, StateUse},
-    metric::{self, Direction, DraftPosition, Permit, Preempted},
+    metric::{self, CacheGroupIndex, Direction, DraftPosition, Permit, Preempted},
     responder::Responder,
     tenant::TenantWeights,
     token_interval::Pacing,
@@ -279,7 +279,7 @@ impl Drop for SchedulerState {
 }
 
 /// The time for which a model still counts as waiting for blocks after the last shortage.
-const HUNGRY_FOR: Duration = Duration::from_secs(1);
+const DEMAND_HOLD: Duration = Duration::from_secs(1);
 
 impl SchedulerState {
     fn show(&mut self) {
@@ -295,6 +295,11 @@ impl SchedulerState {
         let KvUse { held, cached, .. } = usage;
         metric::KV_BLOCKS_USED.set(model, held);
         metric::KV_BLOCKS_CACHED.set(model, cached);
+        if self.core.kv().groups().count() > 1 {
+            for (group, blocks) in self.core.kv().table_blocks().enumerate() {
+                metric::KV_GROUP_BLOCKS.set(&(model.clone(), CacheGroupIndex(group)), blocks);
+            }
+        }
         metric::KV_BLOCKS_SWAPPED.set(model, self.core.kv().host_blocks());
         metric::PREFIX_CACHE_BYTES.set(model, self.arguments.block_bytes * cached as u64);
         let StateUse { slots, live, snapshots, on_host } = self.core.kv().state_usage();
@@ -314,7 +319,7 @@ impl SchedulerState {
         let Some(demand) = &self.arguments.demand else { return };
         let (now, preempted) = (Instant::now(), self.core.preemptions().for_blocks);
         if self.core.lacks_blocks() || preempted > self.counted.preempted.for_blocks {
-            self.waiting_until = Some(now + HUNGRY_FOR);
+            self.waiting_until = Some(now + DEMAND_HOLD);
         }
         demand.set(match self.core.counts() {
             (0, 0) => KvDemand::Idle,

@@ -13,7 +13,7 @@ use super::{
     preparation::{LeaderRole, Preparation},
     reply::Driver,
     stopwatch::{Stopwatch, count_missed, end_of},
-    timeout::Patience,
+    timeout::DeadlineTracker,
 };
 use crate::{
     engine::ModelContext,
@@ -87,7 +87,7 @@ impl ModelHandle {
         let credits = credits.map_err(|refusal| self.turned_away(samples, self.refused(refusal)))?;
         // Watch for device loss from here on, so that a loss during preparation is noticed too.
         let losses: Vec<_> = (0..samples).map(|_| self.loss()).collect();
-        let patience = Patience::new(asked, chat.scheduling.deadlines.or(self.deadlines));
+        let patience = DeadlineTracker::new(asked, chat.scheduling.deadlines.or(self.deadlines));
         let begin = |credit| Stopwatch::begin(self.model.clone(), credit, patience.of_sample(), asked);
         let prepared = self.prepared(chat, credits.into_iter().map(begin).collect());
         let prepared = patience.hold(prepared).await;

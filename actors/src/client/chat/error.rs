@@ -95,8 +95,8 @@ pub enum ChatError {
     #[error("the model is not ready: {0}")]
     NotStarted(Arc<StartError>),
     /// The model's logits for this request are missing, or contain NaN or +infinity.
-    #[error("the model's logits are not numbers, so no token can be chosen")]
-    NotNumbers,
+    #[error("a logit of the model is NaN or +infinity, or is missing, so no token can be chosen")]
+    NonFiniteLogits,
     /// The model was unloaded, shut down, or given up.
     #[error("the model has stopped: {reason}")]
     Stopped { reason: Arc<str> },
@@ -201,7 +201,7 @@ impl Hint for ChatError {
             }
             ChatError::PreparationDied => "this is a bug in Bursar; please report it with the chat template".to_owned(),
             ChatError::NotStarted(error) => error.hint(),
-            ChatError::NotNumbers => "check the checkpoint's files; its weights may be damaged".to_owned(),
+            ChatError::NonFiniteLogits => "check the checkpoint's files; its weights may be damaged".to_owned(),
             ChatError::Stopped { .. } => {
                 "load the model again; if its device is lost, start the program again".to_owned()
             }
@@ -253,7 +253,7 @@ impl ChatError {
             | ChatError::Asleep(_)
             | ChatError::Unanswered(_) => ErrorKind::Busy,
             ChatError::NotStarted(_)
-            | ChatError::NotNumbers
+            | ChatError::NonFiniteLogits
             | ChatError::PreparationDied
             | ChatError::DeviceLost { .. }
             | ChatError::ShuttingDown
@@ -265,8 +265,8 @@ impl ChatError {
     /// Returns the error for a token that could not be sampled.
     pub(crate) fn broken(error: Arc<SamplingError>) -> Self {
         match &*error {
-            SamplingError::NotNumbers | SamplingError::BadLogit { .. } | SamplingError::NoLogits => {
-                ChatError::NotNumbers
+            SamplingError::NonFiniteLogits | SamplingError::BadLogit { .. } | SamplingError::NoLogits => {
+                ChatError::NonFiniteLogits
             }
             _ => ChatError::Sampling(error),
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bursar_budgets::Label;
 use tokio::time::Instant;
 
-use super::{ChatError, ErrorKind, timeout::Patience};
+use super::{ChatError, ErrorKind, timeout::DeadlineTracker};
 use crate::{
     credit::Credit,
     metric::{self, Recording, RequestEnd},
@@ -20,7 +20,7 @@ pub(crate) struct Stopwatch {
     model: Label,
     /// `None` once the request has ended.
     credit: Option<Credit>,
-    patience: Patience,
+    patience: DeadlineTracker,
     /// Keeps the model awake. All samples of a chat share this value.
     inside: Option<Arc<Inside>>,
     asked: Instant,
@@ -42,7 +42,7 @@ pub(crate) struct Stopwatch {
 }
 
 impl Stopwatch {
-    pub(crate) fn begin(model: Label, credit: Credit, patience: Patience, asked: Instant) -> Self {
+    pub(crate) fn begin(model: Label, credit: Credit, patience: DeadlineTracker, asked: Instant) -> Self {
         let intervals = metric::TOKEN_INTERVAL_SECONDS.recording(&model);
         let credit = Some(credit);
         Stopwatch {
@@ -61,7 +61,7 @@ impl Stopwatch {
         }
     }
 
-    pub(crate) fn patience(&self) -> &Patience {
+    pub(crate) fn patience(&self) -> &DeadlineTracker {
         &self.patience
     }
 

@@ -12,7 +12,7 @@ use crate::deadline::{Deadline, Deadlines};
 
 /// The deadlines of one request. Clones share the record of deadlines that have been met.
 #[derive(Clone, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct DeadlineTracker {
     asked: Instant,
     limits: Deadlines,
     /// `true` once the first step is planned. All samples of a chat share this flag: once the first
@@ -21,14 +21,14 @@ pub(crate) struct Patience {
     has_token: Arc<AtomicBool>,
 }
 
-impl Patience {
+impl DeadlineTracker {
     pub(crate) fn new(asked: Instant, limits: Deadlines) -> Self {
-        Patience { asked, limits, has_begun: Arc::default(), has_token: Arc::default() }
+        DeadlineTracker { asked, limits, has_begun: Arc::default(), has_token: Arc::default() }
     }
 
     /// Creates the deadlines of another sample of the chat.
     pub(crate) fn of_sample(&self) -> Self {
-        Patience { has_token: Arc::default(), ..self.clone() }
+        DeadlineTracker { has_token: Arc::default(), ..self.clone() }
     }
 
     /// Records that the first step is planned.
@@ -105,7 +105,7 @@ mod tests {
         Some(Duration::from_secs(seconds))
     }
 
-    async fn missed(patience: &Patience) -> (Deadline, Duration) {
+    async fn missed(patience: &DeadlineTracker) -> (Deadline, Duration) {
         match patience.hold(std::future::pending::<()>()).await {
             Err(ChatError::TooLate { deadline, waited, .. }) => (deadline, waited),
             other => panic!("{other:?}"),
@@ -115,7 +115,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn deadlines_count_from_the_request_until_they_are_met() {
         let limits = Deadlines { queue: seconds(1), first_token: seconds(2), reply: seconds(3) };
-        let patience = Patience::new(Instant::now(), limits);
+        let patience = DeadlineTracker::new(Instant::now(), limits);
         assert_eq!((patience.left(), patience.is_over()), (limits, false));
         let (deadline, waited) = missed(&patience).await;
         assert_eq!((deadline, waited.as_secs(), patience.is_over()), (Deadline::Queue, 1, true));
@@ -139,7 +139,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn work_within_its_deadline_is_not_interrupted() {
-        let patience = Patience::new(Instant::now(), Deadlines { reply: Some(Duration::MAX), ..Deadlines::default() });
+        let patience =
+            DeadlineTracker::new(Instant::now(), Deadlines { reply: Some(Duration::MAX), ..Deadlines::default() });
         assert_eq!(patience.hold(async { 7 }).await.ok(), Some(7));
         let wait = timeout_at(Instant::now() + Duration::from_secs(1_000_000), patience.missed());
         assert!(wait.await.is_err(), "the wait has no deadline");

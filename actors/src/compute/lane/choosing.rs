@@ -132,7 +132,7 @@ impl Choosing {
         };
         let Some(Report { layout, report_words, mut refused }) = self.report else {
             let token = |(position, row)| match words[row] {
-                NO_CHOICE => Err(SamplingError::NotNumbers),
+                NO_CHOICE => Err(SamplingError::NonFiniteLogits),
                 id => Ok(Token { id, position, log_probabilities: None }),
             };
             return Ok(choices.iter().map(|choice| choice.accepted(rows(choice).map(token))).collect());

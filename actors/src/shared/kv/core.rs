@@ -24,6 +24,7 @@ use bursar_kernels::{
 };
 use bursar_model::flow::{BlockTable, CacheGroups, PrefixKey, StateSlots};
 
+pub use self::prefix::Copies;
 use super::{
     BlockEvent,
     sequence_id::SequenceId,
@@ -92,25 +93,6 @@ pub struct Beginning {
     pub lacks_state: bool,
     /// Whether there are enough free blocks to fetch the missing blocks into.
     pub fits: bool,
-}
-
-/// Copies of blocks and of states. They must run in this order and before any later step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Copies {
-    pub blocks: CopyLists,
-    pub states: CopyLists,
-}
-
-impl Copies {
-    /// The number of blocks that take as long to copy as these blocks and states together. Copying
-    /// one state takes as long as copying `state_blocks` blocks.
-    pub fn in_blocks(&self, state_blocks: usize) -> usize {
-        self.blocks.len() + self.states.len() * state_blocks
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.states.is_empty()
-    }
 }
 
 /// The largest pool, in blocks, that is checked after each change.
@@ -261,6 +243,13 @@ impl KvCore {
 
     pub fn usage(&self) -> KvUse {
         KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
+    }
+
+    /// For each cache group, the blocks in the tables of all sequences. A block that several
+    /// sequences share counts once for each.
+    pub fn table_blocks(&self) -> impl Iterator<Item = usize> {
+        let of = |group: usize| self.tables.values().map(move |tables| tables[group].blocks.len()).sum();
+        (0..self.groups.count()).map(of)
     }
 
     /// Number of blocks saved by sharing in the groups with full attention: the total length of

@@ -211,6 +211,18 @@ impl LabelValue for DraftPosition {
     }
 }
 
+/// The index of a cache group: attention layers that share block tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheGroupIndex(pub usize);
+
+impl LabelValue for CacheGroupIndex {
+    const NAME: &'static str = "cache_group";
+
+    fn value(&self) -> SharedString {
+        self.0.to_string().into()
+    }
+}
+
 macro_rules! given {
     ($($(#[$doc:meta])* $name:ident = $label:literal;)*) => {
         $(

@@ -21,9 +21,9 @@ mod table;
 pub use address::{MetricsAddress, NoAddress};
 pub use item::{Amount, Counter, Gauge, Histogram, Kind, Recording, Row};
 pub use label::{
-    Architecture, AttemptEnd, Build, DeviceLabel, Direction, DraftPosition, Dtype, GroupLabel, HttpError, HttpStatus,
-    KvCacheDtype, LabelSet, LabelValue, Late, Permit, Preempted, Quantization, RequestEnd, Route, SleepReason, Version,
-    WakeReason, Words,
+    Architecture, AttemptEnd, Build, CacheGroupIndex, DeviceLabel, Direction, DraftPosition, Dtype, GroupLabel,
+    HttpError, HttpStatus, KvCacheDtype, LabelSet, LabelValue, Late, Permit, Preempted, Quantization, RequestEnd,
+    Route, SleepReason, Version, WakeReason, Words,
 };
 pub use table::*;
 

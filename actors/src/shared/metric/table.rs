@@ -3,9 +3,9 @@
 use bursar_budgets::{Class, Label, Refusal};
 
 use super::{
-    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, DraftPosition, Dtype, Gauge, GroupLabel,
-    Histogram, HttpError, HttpStatus, KvCacheDtype, Late, Permit, Preempted, Quantization, RequestEnd, Route, Row,
-    SleepReason, Version, WakeReason,
+    Architecture, AttemptEnd, Build, CacheGroupIndex, Counter, DeviceLabel, Direction, DraftPosition, Dtype, Gauge,
+    GroupLabel, Histogram, HttpError, HttpStatus, KvCacheDtype, Late, Permit, Preempted, Quantization, RequestEnd,
+    Route, Row, SleepReason, Version, WakeReason,
 };
 use crate::{deadline::Deadline, phase::Phase, tenant::Tenant, tree::Role};
 
@@ -111,6 +111,7 @@ table! {
     KV_BLOCKS: Gauge<Label> = "bursar_kv_blocks", "Blocks of the KV cache that sequences may use.";
     KV_BORROWED_BYTES: Gauge<Label> = "bursar_kv_borrowed_bytes", "Bytes of the KV cache beyond the model's share, lent by idle models.";
     KV_BLOCKS_USED: Gauge<Label> = "bursar_kv_blocks_used", "Blocks that sequences hold.";
+    KV_GROUP_BLOCKS: Gauge<(Label, CacheGroupIndex)> = "bursar_kv_group_blocks", "Blocks in the block tables of all sequences, by cache group. A block that several sequences share counts once for each. Only for models with several groups.";
     KV_BLOCKS_CACHED: Gauge<Label> = "bursar_kv_blocks_cached", "Blocks that no sequence holds and that other prompts can reuse.";
     KV_BLOCKS_SWAPPED: Gauge<Label> = "bursar_kv_blocks_swapped", "Blocks whose content is in host memory (`swap_space`), whether or not the device also has them.";
     KV_BLOCK_TOKENS: Gauge<Label> = "bursar_kv_block_tokens", "Tokens per block.";

@@ -502,7 +502,7 @@ contract! {
         /// Index of the list of the tokens produced so far.
         const LIST_PRODUCED: usize = crate::sampling::SampleList::Produced as usize;
         /// Fault: the logits contain NaN or +infinity.
-        const FAULT_NOT_NUMBERS: usize = crate::sampling::Fault::NotNumbers as usize;
+        const FAULT_NOT_NUMBERS: usize = crate::sampling::Fault::NonFiniteLogits as usize;
         /// Fault: no token is allowed.
         const FAULT_NOTHING_ALLOWED: usize = crate::sampling::Fault::NothingAllowed as usize;
         /// Fault: the row is padding.

@@ -18,8 +18,8 @@ use crate::{DType, KernelError};
 const SPLIT_FROM: usize = 2048;
 
 /// Maximum number of rows of a GEMM that was not measured for which the streaming kernel for 4-bit
-/// integers is chosen: on an H200 it is faster for the largest weights of a 7B model, and the small-m
-/// kernel for more rows.
+/// integers is chosen. On an H200, this kernel is then faster for the largest weights of a 7B
+/// model; with more rows, the small-m kernel is faster.
 const INT4_ROWS: usize = 16;
 
 /// The implementation that computes GEMMs of any number of rows.
@@ -276,7 +276,7 @@ pub(super) fn library_supports(gpu: &Gpu, activation: DType, problem: GemmProble
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::{cell::Cell, fmt::Write};
 
     use super::{
         super::{
@@ -454,6 +454,64 @@ mod tests {
         assert_eq!(follow(GemmAlgorithm::Int4, 8), Some(GemmPlan::Int4));
         let biased = GemmProblem { scheme: int4(8, 64).scheme, has_bias: true, ..gated(8, 18_944, 3584) };
         assert_eq!(plan(GemmBackend::Measured, Found::default(), biased), Some(GemmPlan::Int4));
+    }
+
+    /// The plans of the GEMMs of a 7B model, before and after autotuning has found the small-m
+    /// kernel to be the fastest: a line for each GPU, format and GEMM, with the first number of
+    /// rows of each plan.
+    fn choices() -> String {
+        let formats = [
+            ("bf16", None),
+            ("fp8 by rows", Some(QuantizationScheme::ROW)),
+            ("fp8 by blocks", Some(BLOCKS)),
+            ("int4", Some(QuantizationScheme::int4(128, false))),
+        ];
+        let gemms = [
+            ("qkv", GemmProblem { has_bias: true, ..problem(1, 4608, 3584) }),
+            ("attention output", GemmProblem { accumulates: true, ..problem(1, 3584, 3584) }),
+            ("gate and up", gated(1, 18_944, 3584)),
+            ("down", GemmProblem { accumulates: true, ..problem(1, 3584, 18_944) }),
+            ("logits", GemmProblem { out_is_f32: true, ..problem(1, 152_064, 3584) }),
+        ];
+        let mut text = String::new();
+        for (gpu_name, gpu) in [("H200", HOPPER), ("RTX 4090", ADA)] {
+            for (format, scheme) in formats {
+                for (name, gemm) in gemms {
+                    for fastest in [None, Some(GemmAlgorithm::SmallM(Cut::ALL[2]))] {
+                        let measured = if fastest.is_some() { ", small-m is fastest" } else { "" };
+                        let plan = |rows| {
+                            let mut found = Found { fastest, ..Found::default() };
+                            let mut planner = planner(gpu, GemmBackend::Measured, &mut found);
+                            planner
+                                .plan(GemmProblem { rows, scheme, ..gemm }, operands(96 << 20))
+                                .map_err(|error| error.to_string())
+                        };
+                        let plans: Vec<_> =
+                            (1..=512).chain([2047, 2048, 8191, 8192]).map(|rows| (rows, plan(rows))).collect();
+                        write!(text, "{gpu_name}, {format}, {name}{measured}:").expect("a string");
+                        for same in plans.chunk_by(|(_, one), (_, other)| one == other) {
+                            write!(text, " from {} {:?},", same[0].0, same[0].1).expect("a string");
+                        }
+                        text.push('\n');
+                    }
+                }
+            }
+        }
+        text
+    }
+
+    /// `BURSAR_RECORD=1 cargo test -p bursar-kernels --lib plan` rewrites the recording for review.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+    fn choices_for_a_7b_model_are_as_recorded() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gemm/recorded_choices.txt");
+        let found = choices();
+        if std::env::var_os("BURSAR_RECORD").is_some() {
+            std::fs::write(path, &found).expect("the recording is written");
+        }
+        let recorded = std::fs::read_to_string(path).unwrap_or_default();
+        found.lines().zip(recorded.lines()).for_each(|(found, recorded)| assert_eq!(found, recorded));
+        assert_eq!(found.lines().count(), recorded.lines().count());
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Calls {
         let memory = device.filter(|_| result == number::UNHANDLED_CUDA_ERROR).map(CudaDevice::memory);
         match memory {
             Some(Err(lost)) if lost.is_lost() => Err(lost),
-            Some(Ok(memory)) if memory.free < TAKEN_MOST => {
+            Some(Ok(memory)) if memory.free < GROUP_BYTES_MAX => {
                 let hint = "stop other processes on the GPU: NCCL could not allocate memory for itself".to_owned();
                 Err(DeviceError::Refused { asked: Bytes::ZERO, free: memory.free, hint })
             }
@@ -195,7 +195,7 @@ impl Calls {
 
 /// An upper bound on the device memory that NCCL allocates for a group. If less memory is free, a
 /// failure is reported as a lack of memory.
-const TAKEN_MOST: Bytes = Bytes::gib(2);
+const GROUP_BYTES_MAX: Bytes = Bytes::gib(2);
 
 /// Returns NCCL's constant for an element type.
 pub(super) fn number_of(dtype: DType) -> i32 {
@@ -205,6 +205,11 @@ pub(super) fn number_of(dtype: DType) -> i32 {
         DType::F32 => number::FLOAT32,
         other => unreachable!("numbers of {other:?} are never summed over ranks"),
     }
+}
+
+/// Formats a version as NCCL's releases are named: 21,400 is 2.14.0.
+fn version_text(number: i32) -> String {
+    format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
 }
 
 /// Loads the first candidate that is a usable NCCL. `folders` and `why` are only used
@@ -219,7 +224,8 @@ fn find(candidates: &[PathBuf], folders: &[PathBuf], why: &str) -> Result<Calls,
         let reason = match unsafe { Calls::of(library) } {
             Ok(calls) if calls.version_number() >= VERSION_MIN => return Ok(calls),
             Ok(calls) => {
-                format!("its version is {}; expected {VERSION_MIN} or later", calls.version_number())
+                let [found, least] = [calls.version_number(), VERSION_MIN].map(version_text);
+                format!("its version is {found}; expected {least} or later")
             }
             // The operating system's own message is the source of the error.
             Err(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
@@ -252,6 +258,11 @@ mod tests {
         );
         let hint = error.hint().expect("the error has a hint");
         assert!(hint.contains("pip install nvidia-nccl-cu12") && hint.contains("BURSAR_CUDA_LIB"), "{hint}");
+    }
+
+    #[test]
+    fn versions_are_named_as_releases_are() {
+        assert_eq!([VERSION_MIN, 22_907].map(version_text), ["2.14.0", "2.29.7"]);
     }
 
     #[test]

@@ -44,15 +44,15 @@ impl Children {
         [self.vision.as_ref().map(ActorRef::get_cell), self.scheduler.as_ref().map(ActorRef::get_cell)]
     }
 
-    fn place(&self, cell: &ActorCell) -> Option<usize> {
+    fn index_of(&self, cell: &ActorCell) -> Option<usize> {
         self.cells().iter().position(|child| child.as_ref().is_some_and(|child| child.get_id() == cell.get_id()))
     }
 
     /// Returns the input that reports the death of one of these children. Returns `None` if the
     /// dead actor is no longer a child, because it was stopped for the restart of another child.
     pub(super) fn death(&self, cell: &ActorCell, reason: String) -> Option<Input<ActorParts>> {
-        let place = self.place(cell)?;
-        Some(Input::ChildDied { actor: CHILDREN[place], first: place, reason })
+        let index = self.index_of(cell)?;
+        Some(Input::ChildDied { actor: CHILDREN[index], first: index, reason })
     }
 }
 

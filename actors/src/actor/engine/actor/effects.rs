@@ -74,7 +74,7 @@ impl CarryOut for EngineState {
                 let engine = myself.clone();
                 // If the engine has ended, its lease has ended too.
                 let orders = move |order| drop(engine.send_message(EngineMessage::Ordered(order)));
-                self.place(sized).accept_resize_orders((floor, most, limit), orders);
+                self.resize_context(sized).accept_resize_orders((floor, most, limit), orders);
             }
             Effect::Freeze => {
                 self.arguments.budget.move_gate(self.arguments.label.clone(), Gate::Frozen).await??;
@@ -102,7 +102,7 @@ impl CarryOut for EngineState {
             }
             Effect::ReportResize { from, to } => self.report_resize(from, to),
             Effect::Change { sized, change } => {
-                let resize = self.place(sized).resize(change, self.scheduler().cloned());
+                let resize = self.resize_context(sized).resize(change, self.scheduler().cloned());
                 self.change = Some(BackgroundTask::begin(myself, resize, EngineMessage::PoolChanged));
             }
             Effect::Enlarge { blocks } => {

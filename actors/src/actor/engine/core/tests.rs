@@ -147,7 +147,7 @@ impl Bed {
     /// Ends the resize of the KV cache.
     fn changed(&mut self) -> &mut Self {
         self.is_changing = false;
-        self.give(Input::Pool(PoolInput::Ended(crate::engine::Outcome::Done)))
+        self.give(Input::Pool(PoolInput::Ended(crate::engine::ResizeOutcome::Done)))
     }
 
     /// Removes and returns the effects since the last call, as text.

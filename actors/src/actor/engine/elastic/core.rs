@@ -18,7 +18,7 @@ pub enum Input {
     /// Serving is stopped until pending orders are carried out.
     Pause,
     /// The change in progress has ended with this outcome.
-    Ended(Outcome),
+    Ended(ResizeOutcome),
 }
 
 /// A change to make now. [`Input::Ended`] must follow.
@@ -31,7 +31,7 @@ pub enum Change {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ResizeOutcome {
     /// The change is complete.
     Done,
     /// Another process or lease took the memory first. The size is as before.
@@ -134,10 +134,10 @@ impl PoolCore {
                 assert!(!self.serving, "a pool is paused only while no scheduler serves");
                 self.quiet = true;
             }
-            Input::Ended(Outcome::Interrupted) => self.interrupted = true,
+            Input::Ended(ResizeOutcome::Interrupted) => self.interrupted = true,
             Input::Ended(outcome) => {
                 let ended = self.under_way.take();
-                if let (Some(Change::Grow { to, .. }), Outcome::Done) = (ended, outcome) {
+                if let (Some(Change::Grow { to, .. }), ResizeOutcome::Done) = (ended, outcome) {
                     self.blocks = to;
                     // A cap may have arrived during the change.
                     self.order(self.limit);
@@ -193,8 +193,8 @@ mod tests {
         assert_eq!(pool.step(Input::GiveUp(60)), None, "a repeated order has no effect");
         assert_eq!(pool.step(Input::GiveUp(40)), None);
         assert_eq!(pool.step(Input::GiveUp(50)), None, "the smallest order counts");
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 40 }));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Done)), Some(Change::Shrink { to: 40 }));
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Done)), None);
         assert_eq!(pool.blocks(), 40);
     }
 
@@ -202,7 +202,7 @@ mod tests {
     fn no_order_shrinks_below_the_floor() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(0)), Some(Change::Shrink { to: 16 }));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Done)), None);
         assert_eq!(pool.step(Input::GiveUp(3)), None, "a pool at its floor has no blocks to give up");
     }
 
@@ -212,11 +212,11 @@ mod tests {
         assert_eq!(pool.step(Input::MayGrow(200)), None, "the pool already has every stressed block");
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
         assert_eq!(pool.step(Input::MayGrow(80)), None);
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None, "an offer during a shrink is not remembered");
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Done)), None, "an offer during a shrink is not remembered");
         assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 50, to: 100 }));
         assert_eq!(pool.blocks(), 50, "the pool has its old size until the growth is backed");
         assert_eq!(pool.step(Input::GiveUp(40)), None, "an order waits until the growth has ended");
-        assert_eq!(pool.step(Input::Ended(Outcome::Refused)), Some(Change::Shrink { to: 40 }));
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Refused)), Some(Change::Shrink { to: 40 }));
     }
 
     #[test]
@@ -224,15 +224,15 @@ mod tests {
         let mut pool = PoolCore::new(16, 100, 300);
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::MayGrow(400)), Some(Change::Grow { from: 100, to: 300 }));
-        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Ended(ResizeOutcome::Done));
         assert_eq!((pool.blocks(), pool.most()), (300, 100));
         assert_eq!(pool.step(Input::GiveUp(100)), Some(Change::Shrink { to: 100 }));
-        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Ended(ResizeOutcome::Done));
         assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 100, to: 200 }));
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(95)), None);
         assert_eq!(
-            pool.step(Input::Ended(Outcome::Done)),
+            pool.step(Input::Ended(ResizeOutcome::Done)),
             Some(Change::Shrink { to: 95 }),
             "the pool grew before the cap"
         );
@@ -245,12 +245,12 @@ mod tests {
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
         // The interruption may be reported before or after the successor starts.
         assert_eq!(pool.step(Input::Serving(false)), None);
-        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), None);
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Interrupted)), None);
         assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
         assert_eq!(pool.step(Input::Serving(false)), None);
         assert_eq!(pool.step(Input::Serving(true)), None, "the shrink is still under way");
-        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 50 }));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Interrupted)), Some(Change::Shrink { to: 50 }));
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Done)), None);
     }
 
     #[test]
@@ -266,26 +266,26 @@ mod tests {
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(95)), Some(Change::Shrink { to: 95 }));
         assert!(pool.is_quiet(), "a scheduler that starts waits for the shrink");
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Done)), None);
         assert!(!pool.is_quiet());
         pool.step(Input::Serving(true));
         assert_eq!((pool.step(Input::MayGrow(100)), pool.most()), (None, 95));
         // A pool that is already smaller than the cap has nothing to give up.
         assert_eq!(pool.step(Input::GiveUp(40)), Some(Change::Shrink { to: 40 }));
-        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Ended(ResizeOutcome::Done));
         pool.step(Input::Serving(false));
         assert_eq!(
             pool.step(Input::Cap(90)),
             Some(Change::Shrink { to: 38 }),
             "a pool below the cap gives up five percent"
         );
-        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
+        assert_eq!((pool.step(Input::Ended(ResizeOutcome::Done)), pool.is_quiet()), (None, false));
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 38, to: 90 }));
         // At the floor there is nothing left to give up, and serving does not wait.
-        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Ended(ResizeOutcome::Done));
         pool.step(Input::GiveUp(0));
-        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Ended(ResizeOutcome::Done));
         pool.step(Input::Serving(false));
         assert_eq!((pool.step(Input::Cap(85)), pool.is_quiet(), pool.blocks()), (None, false, 16));
     }
@@ -294,7 +294,7 @@ mod tests {
     fn a_cap_at_the_current_pool_size_removes_five_percent() {
         let mut pool = PoolCore::new(16, 100, 100);
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 80 }), 80));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Done)), None);
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 76 }), 80));
         assert_eq!(
             (pool.floor(), PoolCore::new(200, 100, 100).floor()),
@@ -307,27 +307,27 @@ mod tests {
     fn a_cap_waits_for_a_running_change_or_restarts_it() {
         let mut pool = serving();
         pool.step(Input::GiveUp(50));
-        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Ended(ResizeOutcome::Done));
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 50, to: 100 }));
         pool.step(Input::Serving(false));
         assert_eq!((pool.step(Input::Cap(95)), pool.is_quiet()), (None, true));
         assert_eq!(
-            pool.step(Input::Ended(Outcome::Done)),
+            pool.step(Input::Ended(ResizeOutcome::Done)),
             Some(Change::Shrink { to: 47 }),
             "50 blocks were too many, so five percent are removed"
         );
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Done)), None);
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::GiveUp(30)), Some(Change::Shrink { to: 30 }));
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(90)), None);
-        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 30 }));
+        assert_eq!(pool.step(Input::Ended(ResizeOutcome::Interrupted)), Some(Change::Shrink { to: 30 }));
         assert_eq!(
-            pool.step(Input::Ended(Outcome::Done)),
+            pool.step(Input::Ended(ResizeOutcome::Done)),
             Some(Change::Shrink { to: 28 }),
             "five percent of 30 blocks are removed"
         );
-        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
+        assert_eq!((pool.step(Input::Ended(ResizeOutcome::Done)), pool.is_quiet()), (None, false));
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (None, false), "no order was waiting");
         assert_eq!(pool.step(Input::GiveUp(50)), None);
         assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (Some(Change::Shrink { to: 50 }), true));
-        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet(), pool.most()), (None, false, 100));
+        assert_eq!((pool.step(Input::Ended(ResizeOutcome::Done)), pool.is_quiet(), pool.most()), (None, false, 100));
     }
 
     proptest! {
@@ -359,9 +359,9 @@ mod tests {
                     (7, _) => Input::Cap(blocks),
                     (8, _) => Input::Pause,
                     (_, None) => continue,
-                    (4, Some(Change::Shrink { .. })) => Input::Ended(Outcome::Interrupted),
-                    (5, Some(Change::Grow { .. })) => Input::Ended(Outcome::Refused),
-                    (_, Some(_)) => Input::Ended(Outcome::Done),
+                    (4, Some(Change::Shrink { .. })) => Input::Ended(ResizeOutcome::Interrupted),
+                    (5, Some(Change::Grow { .. })) => Input::Ended(ResizeOutcome::Refused),
+                    (_, Some(_)) => Input::Ended(ResizeOutcome::Done),
                 };
                 if let Input::Serving(serving) = input {
                     is_serving = serving;

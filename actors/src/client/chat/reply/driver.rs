@@ -392,7 +392,7 @@ impl Driver {
                             Some(Life::Finished(FinishReason::Stop))
                         }
                         Delivery::Finished(Finish::Length) => Some(Life::Finished(FinishReason::Length)),
-                        Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
+                        Delivery::Finished(Finish::Broken) => return Err(ChatError::NonFiniteLogits),
                         Delivery::Broken(error) => return Err(ChatError::broken(error)),
                         Delivery::Begun(_) | Delivery::Scores { .. } | Delivery::Readmit | Delivery::Late(_) => {
                             unreachable!("these deliveries were handled above")

@@ -6,8 +6,27 @@ use bursar_kernels::{
 };
 use bursar_model::flow::{BlockTable, PrefixKey};
 
-use super::{Beginning, Copies, KvCore, Name};
+use super::{Beginning, KvCore, Name};
 use crate::kv::SequenceId;
+
+/// Copies of blocks and of states. They must run in this order and before any later step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copies {
+    pub blocks: CopyLists,
+    pub states: CopyLists,
+}
+
+impl Copies {
+    /// The number of blocks that take as long to copy as these blocks and states together. Copying
+    /// one state takes as long as copying `state_blocks` blocks.
+    pub fn in_blocks(&self, state_blocks: usize) -> usize {
+        self.blocks.len() + self.states.len() * state_blocks
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.states.is_empty()
+    }
+}
 
 impl KvCore {
     /// Number of blocks of the first cache group that a sequence with this prefix would share with
