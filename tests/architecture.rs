@@ -140,7 +140,8 @@ fn compute_modules_of_actors_do_not_use_actors() {
 #[test]
 fn files_of_a_crate_have_no_import_cycle() {
     for folder in SOURCES {
-        // `main.rs` uses every command, and `failure.rs` uses `Cli` from `main.rs` to list the flags, so this cycle is allowed.
+        // `main.rs` uses every command, and `failure.rs` uses `Cli` from `main.rs` to list the
+        // flags, so this cycle is allowed.
         let is_checked = |name: &str| !name.contains("tests") && name != "cli/src/main.rs";
         let files = sources(folder).into_iter().filter(|(name, _)| is_checked(name));
         let below = |name: &str| name[folder.len() + 1..].to_owned();

@@ -238,7 +238,7 @@ struct Offsets {
 };
 
 // Reads a lane's words of a block from shared memory. In the last strip of a row, units may have
-// fewer words; the others are zeros.
+// fewer than WORDS words; the missing words are set to zero.
 __device__ __forceinline__ void read_unit(uint32_t (&words)[4], uint32_t block, uint32_t unit_words) {
     const uint32_t lane = threadIdx.x % WARP;
     if (unit_words == WORDS) {

@@ -1,4 +1,4 @@
-//! Pure: the memory layout of weights of 4-bit integers, with a scale per group of columns.
+//! Pure: the memory layout of 4-bit integer weights, with a scale per group of columns.
 //!
 //! | part | shape | type |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //!
 //! A block has [`BLOCK_ROWS`] rows, and a strip has [`STRIP_COLUMNS`] columns; the last strip may
 //! have fewer, a multiple of 32. In a strip, each row has four units, and a unit has a
-//! little-endian word for each 32 columns. Word `w` of unit `u` holds four pairs
-//! of adjacent columns. Pair `p` is columns `c = 32 * w + 8 * p + 2 * u` and `c + 1`. Column `c` is
-//! in bits `4 * p` to `4 * p + 3`, and column `c + 1` is 16 bits higher. These are the columns that a
+//! little-endian word for each 32 columns. Word `w` of unit `u` holds four pairs of adjacent
+//! columns. Pair `p` is columns `c = 32 * w + 8 * p + 2 * u` and `c + 1`. Column `c` is in bits
+//! `4 * p` to `4 * p + 3`, and column `c + 1` is 16 bits higher. These are the columns that a
 //! thread has in the operand `A` of NVIDIA's tensor core instructions, so a GPU thread reads its
 //! operands of 128 columns as 16 bytes, and extracts a pair of columns with a shift and one logic
 //! instruction (FasterTransformer; Marlin, Frantar et al. 2024, arXiv 2408.11743).
@@ -57,8 +57,8 @@ pub fn scale_index(row: usize, group: usize, groups: usize) -> usize {
     (row / BLOCK_ROWS * groups + group) * BLOCK_ROWS + row % BLOCK_ROWS
 }
 
-/// Returns the offsets in bytes of the words of a row that have the 32 columns from `32 * span` on,
-/// one for each unit.
+/// Returns the byte offsets of the words that contain columns `32 * span` to `32 * span + 31` of a
+/// row, one word per unit.
 #[inline(always)]
 fn words_at(row: usize, span: usize, columns: usize) -> [usize; UNITS] {
     const SPANS: usize = STRIP_COLUMNS / SPAN_COLUMNS;
@@ -157,7 +157,7 @@ mod tests {
             let found = words.iter().position(|word| *word != 0).expect("an integer");
             (found, words[found].trailing_zeros())
         };
-        // A block has 8 x 4 units of four words, and in the last strip of two words.
+        // In each strip, a block has 8 x 4 units. A unit has four words, or two in the last strip.
         assert_eq!(word_of(0, 0), (0, 0));
         assert_eq!(word_of(3, 32 + 8 + 2), ((3 * 4 + 1) * 4 + 1, 4));
         assert_eq!(word_of(3, 96 + 24 + 7), ((3 * 4 + 3) * 4 + 3, 16 + 12));

@@ -1,5 +1,5 @@
-// Weights of 4-bit integers in GEMMs with few rows on Hopper: the scales of a step in shared
-// memory, and the operands that a warp dequantizes.
+// 4-bit integer weights in GEMMs with few rows on Hopper: the scales of a step in shared memory,
+// and the operands that a warp dequantizes.
 #pragma once
 
 #include "contract.cuh"
@@ -20,8 +20,9 @@ __device__ __forceinline__ void copy_scales(uint32_t to, const void* from, bool 
                  : "memory");
 }
 
-// The scales of a step: for each block of the tile and each group of the step, eight scales; then
-// the zero points in the same order.
+// The layout of a step's scales in shared memory. For each block of the tile and each group of the
+// step, there are eight scales, one for each row of the block. The zero points follow all scales,
+// in the same order.
 template <typename T>
 struct Int4Scales {
     static constexpr uint32_t SCALE_BYTES = BLOCK_ROWS * sizeof(T), ZERO_BYTES = BLOCK_ROWS;
@@ -46,8 +47,8 @@ struct Int4Scales {
     }
 
     // Copies the scales of the step that starts at `column`. `first` is the index of the tile's
-    // first block. The weight (if gated, each half) has `existing` blocks, and scales of later blocks
-    // become zeros. A whole warp calls this function.
+    // first block. The weight (if gated, each half) has `existing` blocks, and scales of later
+    // blocks become zeros. A whole warp calls this function.
     template <bool GATED>
     __device__ __forceinline__ void copy(uint32_t to, uint32_t first, uint32_t existing, uint32_t column) const {
         const uint32_t groups = scales.columns >> scales.group, first_group = column >> scales.group;
@@ -76,8 +77,9 @@ struct Int4Operands {
     const uint32_t scale_bytes;  // of a step
     uint32_t words_at[2], scales_at[2], zeros_at[2];
 
-    // `warp` is the index of the warp in the tile, whose rows it has. If gated, the first half
-    // of the tile's blocks are gate rows, and the second half are the corresponding up rows.
+    // `warp` is the index of the warp among the warps that multiply the tile, and selects two
+    // blocks of eight rows. If gated, the first half of the tile's blocks are gate rows, and the
+    // second half are the corresponding up rows.
     __device__ __forceinline__ Int4Operands(const typename Int4Format<T>::Scales& of_weight, uint32_t tile_rows,
                                             bool is_gated, uint32_t warp)
         : scales(of_weight, tile_rows), scale_bytes(scales.bytes()) {
@@ -115,8 +117,8 @@ struct Int4Operands {
         }
     }
 
-    // Reads the scales and zero points of the two rows in a group of the step, whose scales are at
-    // `from`.
+    // Reads the scales and zero points of this lane's two rows for group `group` of the step. The
+    // step's scales start at address `from`.
     __device__ __forceinline__ void read_group(GroupOperands<T> (&operands)[2], uint32_t from, uint32_t group) const {
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {

@@ -81,8 +81,8 @@ impl Scales<'_> {
 /// # Safety
 /// The rows of `tensor` must be contiguous, its memory must be valid, and nothing may write it.
 unsafe fn all_of<'a, E: Element>(tensor: &'a Tensor<'_>) -> &'a [E] {
-    // SAFETY: the caller guarantees that the rows are contiguous, that the memory is valid, and that
-    // nothing writes it.
+    // SAFETY: the caller guarantees that the rows are contiguous, that the memory is valid, and
+    // that nothing writes it.
     unsafe { slice::from_raw_parts(start_of(tensor), tensor.rows() * tensor.columns()) }
 }
 

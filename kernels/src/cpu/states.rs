@@ -114,7 +114,8 @@ pub(super) fn causal_conv(threads: &Threads, call: CausalConv<'_>) {
             None => vec![0.0; shape.conv_rows * shape.channels],
         })
         .collect();
-    // The convolution's input at `row`. Rows 0 to `conv_rows - 1` come from the state, and row `conv_rows` is the sequence's first row.
+    // The convolution's input at `row`. Rows 0 to `conv_rows - 1` come from the state, and row
+    // `conv_rows` is the sequence's first row.
     let input = |sequence: usize, row: usize| match row.checked_sub(shape.conv_rows) {
         Some(row) => x.row(sequences[sequence].rows.start + row),
         None => &before[sequence][row * shape.channels..][..shape.channels],

@@ -51,7 +51,7 @@ const WRITTEN_MAX: usize = 192 << 20;
 
 /// Maximum number of GEMMs per trial in the first round.
 const FIRST_TURNS: usize = 3;
-/// Maximum number of GEMMs per trial in the finals.
+/// Maximum number of GEMMs per trial in the final round.
 const TURNS: usize = 8;
 /// Maximum bytes of weights that a trial reads. If a trial would read more, it has fewer GEMMs.
 const READ_MAX: usize = 2 << 30;
@@ -65,17 +65,16 @@ const GUESSES: usize = 2;
 /// times as long as the fastest of this project's kernels.
 const FAR_BEHIND: f32 = 1.15;
 
-/// Number of algorithms that reach the finals.
+/// Maximum number of algorithms in the final round.
 const FINALISTS: usize = 4;
 /// Trials of each finalist. The shortest time counts.
 const TRIALS: usize = 3;
 
 /// Milliseconds that `gemm_small_m.cu` may be slower than cuBLASLt and still be chosen.
 /// `gemm_small_m.cu` reads weights while the preceding kernel runs, and lets the next kernel start
-/// early. This overlap saves more time after a kernel
-/// whose thread blocks end at different times, such as attention, than after the uniform kernel of
-/// a trial. The difference is about this much per GEMM in a decode step of 64 rows with the shapes
-/// of a 7B model (`tools/gpu/products.py`).
+/// early. This overlap saves more time after a kernel whose thread blocks end at different times,
+/// such as attention, than after the uniform kernel of a trial. The difference is about this much
+/// per GEMM in a decode step of 64 rows with the shapes of a 7B model (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
 /// Measures each recorded GEMM that has not been measured yet.

@@ -270,7 +270,8 @@ impl<P: Parts> Serving<P> {
             return Some(ServingEnd::LastAttempt(error));
         }
         self.passed = AttemptState::default();
-        // If the user fixed the size of the KV cache, a refusal does not shrink it. Sizing follows the same rule.
+        // If the user fixed the size of the KV cache, a refusal does not shrink it. Sizing follows
+        // the same rule.
         let shrink = if step.rules.is_pinned { PoolInput::Pause } else { PoolInput::Cap(step.log.target()) };
         self.change_pool(shrink, step);
         self.serve_again(step);

@@ -73,9 +73,10 @@ impl Image {
 impl Image {
     /// Resizes the picture to at least `min` and at most `max` pixels, like `min_pixels` and
     /// `max_pixels` of transformers' Qwen processors and OpenAI's `detail`. If `min` is not set and
-    /// the model's own minimum is above `max`, the minimum is lowered to `max`. `None` keeps the limit that the picture has. For a model that
-    /// cuts pictures into tiles, `max` counts the pixels of all tiles. A limit that exceeds the
-    /// model's envelope, or that the model cannot apply, is refused when the chat is sent.
+    /// the model's own minimum is above `max`, the minimum is lowered to `max`. `None` keeps the
+    /// limit that the picture has. For a model that cuts pictures into tiles, `max` counts the
+    /// pixels of all tiles. A limit that exceeds the model's envelope, or that the model cannot
+    /// apply, is refused when the chat is sent.
     ///
     /// ```
     /// use bursar_actors::chat::Image;
@@ -92,7 +93,8 @@ impl Image {
     /// Cuts the picture into at most `max` tiles, not counting the thumbnail. `max` has the meaning
     /// of `max_patches` in transformers' processor for InternVL, and of `max_dynamic_patch` in
     /// InternVL's releases. A picture with this limit is refused when the chat is sent if `max` is
-    /// above the model's envelope, or if the model does not cut pictures into tiles. `None` keeps the limit that the picture has.
+    /// above the model's envelope, or if the model does not cut pictures into tiles. `None` keeps
+    /// the limit that the picture has.
     pub fn within_tiles(self, max: impl Into<Option<u32>>) -> Self {
         let own = self.0.own_limits();
         let own = ResizeLimits { tiles_max: max.into().or(own.tiles_max), ..own };
