@@ -1,6 +1,6 @@
 //! Encoded bytes to resized pictures that are ready to be cut into patches, in total and stage by
-//! stage, with the default limits of Qwen2.5-VL's processor. Cutting belongs to the encoder:
-//! `cargo run --release -p bursar-kernels --example op_times`.
+//! stage, with the default limits of Qwen2.5-VL's processor. The encoder cuts the pictures, which
+//! `cargo run --release -p bursar-kernels --example op_times` measures.
 //!
 //! `cargo bench --bench pictures`
 

@@ -1,5 +1,5 @@
-//! Deaths of actors in the middle of a reply. Each actor is replaced, and after a pause the reply
-//! continues with the text that it would have had anyway.
+//! Deaths of actors in the middle of a reply. Each actor is replaced. After a pause, the reply
+//! continues with the same text as without the death.
 //!
 //! `cargo run --release --example 8_killed_and_replaced`
 

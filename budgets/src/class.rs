@@ -28,8 +28,9 @@ pub enum Class {
     StepWorkspace,
     /// Temporaries of a batch of the vision encoder.
     VisionWorkspace,
-    /// The encoder cache: picture embeddings that a step has yet to read. Elastic: the first class
-    /// to shrink, if its owner follows orders to shrink.
+    /// The vision cache (encoder cache): picture embeddings that a step has yet to read, and
+    /// embeddings kept for later requests. Elastic: the first class to shrink, if its owner follows
+    /// orders to shrink.
     VisionCache,
     /// Instantiated CUDA graphs: driver memory at unknown addresses.
     Graphs,

@@ -107,7 +107,7 @@ pub struct ReleaseNote {
 }
 
 /// A receiver of messages about the end of leases and the start of segments. Implementations must
-/// not block, panic or call back into the lease, because they run in `Drop`, possibly while a
+/// not block, panic or call back into the lease, because `post` runs in `Drop`, possibly while a
 /// thread unwinds. An implementation may send on a channel.
 pub trait ReleaseNotes: Send + Sync {
     /// The lease in this note has ended.

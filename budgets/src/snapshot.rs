@@ -186,8 +186,8 @@ impl Snapshot {
         self.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
     }
 
-    /// The most that a model could hold, including its current leases: all memory that is not taken
-    /// by overhead, other processes, other models or the canary.
+    /// The maximum number of bytes that a model could hold, including its current leases: all
+    /// memory that is not taken by overhead, other processes, other models or the canary.
     pub fn capacity_of(&self, model: &Label) -> Bytes {
         let others = self.granted - self.of_model(model);
         self.total.saturating_sub(self.overhead + self.foreign + self.canary_wanted + others)

@@ -284,8 +284,8 @@ impl From<u64> for Bytes {
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
-    /// Parses `512MiB`, `2 GiB`, `1.5g` or `1048576`. Units are powers of 1,024. The decimal units
-    /// `MB` and `GB` are refused, because users often mean powers of 1,024 by them too.
+    /// Parses `512MiB`, `2 GiB`, `1.5g` or `1048576`. Units are powers of 1,024. `MB` and `GB` are
+    /// refused, because some users mean powers of 1,000 and others mean powers of 1,024.
     fn from_str(text: &str) -> Result<Bytes, ParseBytesError> {
         let trimmed = text.trim();
         let split =

@@ -268,8 +268,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures the time of a decode step: times long replies, subtracts the time of one-token
-    /// replies, and divides by the number of steps.
+    /// Measures the time of a decode step. From the time of long replies, subtracts the time of
+    /// one-token replies, and divides the difference by the number of steps.
     async fn decode(&mut self, batch: usize) -> Result<(), Failure> {
         let Workload { context, steps, .. } = self.workload;
         let mut id = format!("decode_{batch}");

@@ -51,7 +51,7 @@ pub struct DeviceOptions {
     metrics: crate::metrics::MetricsOptions,
 }
 
-/// The most devices that can share a model.
+/// The maximum number of devices that can share a model.
 pub const RANKS_MAX: i64 = 8;
 
 /// The number of devices that share each model.
@@ -207,14 +207,14 @@ impl DeviceOptions {
     }
 
     /// Returns the devices on which `serve` starts runtimes, and the models that each runtime
-    /// loads. While devices are left, each model gets separate devices if --device names more
-    /// devices than share a model, if --tensor-parallel-size is `auto`, or if it has one number for
-    /// each model.
+    /// loads. As long as devices are left, each model gets separate devices in these cases:
+    /// - --device names a larger number of devices than share each model.
+    /// - --tensor-parallel-size is `auto` or has one value for each model.
     ///
     /// # Errors
     /// - The number of devices is not a multiple of the ranks of a model.
     /// - Some devices would be idle.
-    /// - There are fewer devices than the models have ranks.
+    /// - Several devices are named, but fewer than the models need in total.
     /// - [`PlacementRequest::place`] fails.
     pub async fn placed(
         &self,
@@ -262,8 +262,9 @@ impl DeviceOptions {
         }
     }
 
-    /// Returns the number of devices that each of `models` models sets for itself
-    /// ([`LoadOptions::ranks`]).
+    /// Returns [`LoadOptions::ranks`] for each of `models` models: the number that
+    /// --tensor-parallel-size lists for the model. `None` if the value for the model is `auto`, or
+    /// if --tensor-parallel-size does not list a value for each model.
     ///
     /// # Errors
     /// The number of values is not the number of models.

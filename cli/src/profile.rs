@@ -1,4 +1,4 @@
-//! `bursar profile`: the size of a model on this device.
+//! `bursar profile`: sizes a model on this device again, and records the result.
 
 use std::{
     collections::BTreeMap,

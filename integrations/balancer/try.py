@@ -171,7 +171,7 @@ async def affinity(port):
 
 
 def pace(port):
-    """The median time in ms to the first token of a stream, and the number of pieces that it arrived in."""
+    """The median time in ms to the first token of a stream, and the median number of pieces in which a stream arrives."""
     connection, first, pieces = http.client.HTTPConnection("127.0.0.1", port), [], []
     for number in range(30):
         asked = {"model": "demo", "max_tokens": 64, "ignore_eos": True, "temperature": 0, "stream": True}

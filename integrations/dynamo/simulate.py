@@ -172,7 +172,8 @@ def measured(folder, workers, count=600):
 
 
 def of_64(found):
-    """CPU cores of frontends for 64 workers under LOAD, and of each router for all events of these workers."""
+    """CPU cores that all frontends together use for the requests and reply tokens of 64 workers under LOAD, and CPU
+    cores that each frontend uses for the events of these workers."""
     requests = 64 * LOAD["requests"]
     of_requests = requests * (found["request_us"] + found["prompt_token_us"] * LOAD["prompt"])
     of_tokens = requests * LOAD["reply"] * found["reply_token_us"]

@@ -267,7 +267,7 @@ async def shrinking(house):
     small = house.workers[1]
     blocks = small.metric("dynamo_component_total_blocks")
     begun = time.monotonic()
-    # Another process takes the free memory repeatedly, until a fifth is left.
+    # Another process takes the free memory repeatedly, until at most a sixth of the blocks is left.
     while small.metric("dynamo_component_total_blocks") > blocks / 6 and time.monotonic() - begun < PATIENCE_S:
         held = small.control("other_process", bytes=1 << 40)["bytes"]
         await asyncio.sleep(0.1)

@@ -4,10 +4,10 @@
 # take a minute after the builds. ONLY=overhead measures the cost of Dynamo's layers instead
 # (docs/cluster.md, "What it costs").
 #
-#     integrations/dynamo/try.sh            builds the worker (about 870 crates, the first time 20 minutes on two cores)
+#     integrations/dynamo/try.sh            builds the worker (about 900 crates; the first build takes 10 to 20 minutes on two cores)
 #     integrations/dynamo/try.sh BINARY     uses a worker that was built before
 #
-# With etcd and NATS, started before: DYN_DISCOVERY_BACKEND=etcd ETCD_ENDPOINTS=http://127.0.0.1:2379
+# With etcd and NATS that already run: DYN_DISCOVERY_BACKEND=etcd ETCD_ENDPOINTS=http://127.0.0.1:2379
 # DYN_EVENT_PLANE=nats NATS_SERVER=nats://127.0.0.1:4222 integrations/dynamo/try.sh
 #
 # PYTHON names a Python with the frontend's packages. By default a virtual environment is made next

@@ -11,7 +11,8 @@
 // group     log2 of the columns of a group, 5 to 7
 //
 // Row `i` of out is row `first + i` of the weight if `i < half`, and row `second + i - half`
-// otherwise. All three numbers are multiples of BLOCK_ROWS, and columns is a multiple of the group.
+// otherwise. `first`, `second` and `half` are multiples of BLOCK_ROWS, and columns is a multiple of
+// the group.
 
 #include "contract.cuh"
 #include "element.cuh"

@@ -22,9 +22,9 @@
 //
 // Sums are f32, rounded once at the end; a choice's weight is multiplied in before the rounding.
 // add_experts adds in f32 to the row's previous contents and rounds once. Any sizes and any
-// alignment; copies are 16 bytes wide if both operands' rows allow it. Elements past an edge of a
-// matrix count as zeros. Results have the same bits every time, and a row's bits do not depend on
-// the other rows.
+// alignment; the copies of an operand are 16 bytes wide if its rows are aligned to 16 bytes.
+// Elements past an edge of a matrix count as zeros. Results have the same bits every time, and a
+// row's bits do not depend on the other rows.
 //
 // A block computes a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, alternating in
 // groups of eight) and 32 places of one expert. The grid has as many tiles of places as any routing

@@ -204,8 +204,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
         }
         // This thread's rows of x are `own` and `own + 8`.
         const uint32_t own = tiles.row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
-        // Start addresses of the scales of this thread's rows of x and, in `of_quarters`, of the
-        // scales of the weight's rows.
+        // `of_rows` has the addresses of the first scales of this thread's rows of x. `of_quarters`
+        // has the indices of the first scales of the four quarters of the tile's weight rows.
         const uint32_t last_row = arguments.rows - 1;
         const float* of_rows[2] = {scales.x + static_cast<uint64_t>(min(own, last_row)) * scales.groups,
                                    scales.x + static_cast<uint64_t>(min(own + 8, last_row)) * scales.groups};

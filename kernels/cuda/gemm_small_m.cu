@@ -42,12 +42,13 @@
 // clusters of two, and a tile that only the two blocks of one cluster share is added up in their
 // shared memory instead; each warpgroup finishes some of the rows of x.
 //
-// One warp copies, two warpgroups multiply, and one warp writes each tile after which the block has
-// more work. The weight is the M operand of wgmma and x the N operand, whose size can be as small
-// as 8, so that few rows waste little. No two blocks of this kernel share an SM: equal ranges take
-// equal time only if each block has the bandwidth of a whole SM. If launched early, a block starts
-// on an SM as soon as the previous kernel's block on that SM has ended, and fills its stages while
-// other blocks of that kernel still run.
+// One warp copies and two warpgroups multiply. Another warp writes the tiles that a block computes
+// completely, except the block's last tile, which the multiplying warpgroups write. The weight is
+// the M operand of wgmma and x the N operand, whose size can be as small as 8, so that few rows
+// waste little. No two blocks of this kernel share an SM: equal ranges take equal time only if each
+// block has the bandwidth of a whole SM. If launched early, a block starts on an SM as soon as the
+// previous kernel's block on that SM has ended, and fills its stages while other blocks of that
+// kernel still run.
 
 #include "small_m_product.cuh"
 

@@ -20,8 +20,8 @@
 // First, operand A (the weight) is in registers. With more than 16 rows, a warp dequantizes 32
 // columns of its 16 weight rows while earlier wgmma products run. With up to 16 rows, each warp
 // multiplies with mma.sync and does not wait for other warps. Second, if a tile has at most 64
-// weight rows, the two warpgroups take alternate steps, because instructions limit the speed and
-// not copies. Third, the multiplying warpgroups, not the writer warp, write every tile.
+// weight rows, the two warpgroups take alternate steps, because instructions, not copies, limit the
+// speed. Third, the multiplying warpgroups, not the writer warp, write every tile.
 //
 // In the last step, columns past the end are zeros in x and finite numbers in the weight, so their
 // products are zero. Scales start at a multiple of 16 bytes, zero points at a multiple of 8. A NaN

@@ -3,8 +3,8 @@
 //
 // out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]
 //
-// bytes  [byte_count] u8    innermost first: red, green, blue; pixels of a row; rows of a frame;
-//                           frames of a picture. Aligned to 4 bytes
+// bytes  [byte_count] u8    each picture is [frames, rows, pixels of a row, 3], with the channels
+//                           red, green and blue. Aligned to 4 bytes
 // layout [pictures, 4] u32  first byte, patches down, patches across (each < 2^16), number of
 //                           frames given. Aligned to 16 bytes
 // levels [pictures, 7] f32  factor, three shifts, three scales

@@ -1,6 +1,6 @@
-// Rounding of activations to E4M3: of rows as they are, of normalized rows, and of gated rows. The
-// norm and the gate round their own results, so that no separate pass has to read them again. On
-// Hopper, quantize_large_m.cu handles many rows.
+// Quantization of activations to E4M3, alone or fused with a norm or with a gate. The fused kernels
+// quantize their own results, so that no separate pass has to read the results again. On Hopper,
+// quantize_large_m.cu handles many rows.
 //
 // quantize_<type>
 //   out = x

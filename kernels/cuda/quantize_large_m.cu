@@ -1,5 +1,5 @@
-// Rounding of many rows of activations to E4M3 on Hopper. The results are bit-identical to those of
-// quantize.cu. Operands are as in quantize.cu, with `rows` in addition.
+// Quantization of many rows of activations to E4M3 on Hopper. The results are bit-identical to the
+// results of quantize.cu. Operands are as in quantize.cu, with `rows` in addition.
 //
 // quantize_large_m_<held>_<type>, rms_norm_rounded_large_m_<held>_<type>
 //   A block processes every gridDim.x-th row. The next row is loaded while the current row is

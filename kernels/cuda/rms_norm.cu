@@ -1,5 +1,5 @@
-// Root-mean-square normalization (Zhang and Sennrich 2019, arXiv 1910.07467) of a tensor's rows,
-// and of the sum of the outputs of a mixture's experts.
+// Root-mean-square normalization (Zhang and Sennrich 2019, arXiv 1910.07467) of a tensor's rows, or
+// of a residual to which the kernel first adds the outputs of each row's experts (MoE).
 //
 // rms_norm:             out = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset), row by row
 // add_experts_rms_norm: adds to residual as add_experts of experts.cu does, if all experts are on

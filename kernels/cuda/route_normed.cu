@@ -1,5 +1,5 @@
-// The residual stream's norm, the router's GEMM and the routing of few rows in one launch. As three
-// launches, each would have only a microsecond of work.
+// The residual stream's norm, the router's GEMM and the routing of few rows in one launch. Launched
+// separately, each of the three kernels would have only a microsecond of work.
 // Targets: sm_90a
 //
 // route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)

@@ -1,9 +1,11 @@
-//! Slots in host memory for blocks, picture rows and states that are copied from the device.
+//! Slots in host memory for KV blocks, rows of picture embeddings, and states that are copied from
+//! the device.
 
 use bursar_budgets::Bytes;
 
 /// Slots in host memory: `[layers, slots]` pieces of `bytes` bytes. A slot has the layout of one
-/// block of keys and values, of one row of pictures (with one layer), or of one sequence's state.
+/// block of keys and values, of one row of picture embeddings (with one layer), or of one
+/// sequence's state.
 #[derive(Debug)]
 pub struct HostStore {
     address: *mut u8,

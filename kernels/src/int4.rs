@@ -1,4 +1,4 @@
-//! Pure: the memory layout of weights of 4-bit integers, with a scale per group of columns.
+//! Pure: the memory layout of 4-bit integer weights, with a scale per group of columns.
 //!
 //! | part | shape | type |
 //! |---|---|---|
@@ -57,8 +57,8 @@ pub fn scale_index(row: usize, group: usize, groups: usize) -> usize {
     (row / BLOCK_ROWS * groups + group) * BLOCK_ROWS + row % BLOCK_ROWS
 }
 
-/// Returns the offsets in bytes of the words of a row that have the 32 columns from `32 * span` on,
-/// one for each unit.
+/// Returns the byte offsets of the words that contain columns `32 * span` to `32 * span + 31` of a
+/// row, one word per unit.
 #[inline(always)]
 fn words_at(row: usize, span: usize, columns: usize) -> [usize; UNITS] {
     const SPANS: usize = STRIP_COLUMNS / SPAN_COLUMNS;
@@ -157,7 +157,7 @@ mod tests {
             let found = words.iter().position(|word| *word != 0).expect("an integer");
             (found, words[found].trailing_zeros())
         };
-        // A block has 8 x 4 units of four words, and in the last strip of two words.
+        // In each strip, a block has 8 x 4 units. A unit has four words, or two in the last strip.
         assert_eq!(word_of(0, 0), (0, 0));
         assert_eq!(word_of(3, 32 + 8 + 2), ((3 * 4 + 1) * 4 + 1, 4));
         assert_eq!(word_of(3, 96 + 24 + 7), ((3 * 4 + 3) * 4 + 3, 16 + 12));

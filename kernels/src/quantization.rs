@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DType, Shape};
 
-/// Columns of a group of activations. Blocks of a weight have the same number of columns and, in
-/// checkpoints, the same number of rows. Each group and each block has one scale.
+/// Columns of a group of activations. Blocks of an FP8 weight have the same number of columns and,
+/// in checkpoints, the same number of rows. Each group and each block has one scale.
 pub const SCALE_BLOCK: usize = 128;
 
-/// How activations are quantized to [`Quantization::ELEMENTS`]. Each scale is the largest magnitude
-/// of the numbers that it covers, divided by 448. `Scale` is `()` in a scheme, because a fixed
-/// scale has a different value for each weight.
+/// How activations are quantized to [`Quantization::ELEMENTS`]. Unless the scale is fixed, each
+/// scale is the largest magnitude of the numbers that it covers, divided by 448. `Scale` is `()` in
+/// a scheme, because a fixed scale has a different value for each weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Quantization<Scale = f32> {
     /// Each group of [`SCALE_BLOCK`] columns of a row has a scale.

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// A device's index among the devices that compute one model together, and their number.
+/// A device's index among the devices that compute one model together, and the number of these
+/// devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank {
     index: usize,

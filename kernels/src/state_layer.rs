@@ -90,8 +90,8 @@ impl StateShape {
 /// `[conv_rows, channels]` of the activation type, the oldest first, followed by the matrices
 /// `[value_heads, value_dim, key_dim]`, whose type is the shape's [`StateDtype`].
 ///
-/// A matrix is stored transposed compared with the papers, so that the vectors that a key or a
-/// query is multiplied with are contiguous.
+/// A matrix is stored as the transpose of the matrix in the papers, so that each vector that is
+/// multiplied by a key or a query is contiguous.
 #[derive(Debug)]
 pub struct StateLayer {
     address: Address,

@@ -59,7 +59,7 @@ impl<'m> Tensor<'m> {
     ///
     /// # Safety
     /// As long as operations use the view, or any view made from it, `address` must be the start of
-    /// `shape.elements() * dtype.size()` bytes of backed device memory that is aligned to the
+    /// `dtype.bytes(shape.elements())` bytes of backed device memory that is aligned to the
     /// element type. Nothing else may write this memory while an operation reads it, or read it
     /// while an operation writes it.
     pub unsafe fn persistent(address: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {

@@ -11,8 +11,8 @@ pub struct Weight<'m> {
     pub data: Tensor<'m>,
     /// `None` if the weight is unquantized.
     pub scales: Option<WeightScales<'m>>,
-    /// The rows of a weight in blocks of quantized elements, which contain their scales; otherwise
-    /// `None`.
+    /// The rows of a weight that is stored in blocks of quantized elements. The blocks contain the
+    /// scales. `None` for other weights.
     pub blocks: Option<BlockRows>,
 }
 
@@ -104,8 +104,8 @@ impl<'m> WeightScales<'m> {
 
     /// Returns scales and zero points `[out_features, in_features / group]` of 4-bit integers, one
     /// for each `group` columns of a row, in the order of
-    /// [`int4::scale_index`](crate::int4::scale_index). Scales start at a multiple of 16 bytes,
-    /// zero points at a multiple of 8.
+    /// [`int4::scale_index`](crate::int4::scale_index). Scales start at a multiple of 16 bytes, and
+    /// zero points start at a multiple of 8 bytes.
     pub fn int4(factors: Tensor<'m>, zero_points: Option<Tensor<'m>>, group: usize) -> Self {
         WeightScales { factors, zero_points, by: ScaledBy::Block { rows: 1, columns: group }, activations: None }
     }

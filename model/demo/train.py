@@ -87,8 +87,8 @@ def losses(network: Network, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def exact_answers(network: Network, slots, device) -> dict[str, tuple[int, int]]:
     """The numbers of correct answers and of questions, per kind. Greedy decoding gives the correct
     answer exactly when each of its tokens is the most likely token after the previous correct
-    tokens, so one pass without generation is enough. The kind "drafts" counts tokens: drafts after
-    correct tokens that equal the greedy token."""
+    tokens, so one pass without generation is enough. The kind "drafts" counts draft tokens after
+    correct tokens, and how many of them equal the greedy token."""
     tally: dict[str, tuple[int, int]] = {}
 
     def count(kind: str, right: int, asked: int) -> None:

@@ -1,4 +1,5 @@
-//! Errors of the host side. Each reports what happened, the limit, the value, and what to change.
+//! Errors about pictures, text, sampling and checkpoints. Each error reports what happened, the
+//! limit, the value, and what to change.
 //!
 //! No variant contains prompt text, picture bytes or generated text. Names of files, settings
 //! and tensors are allowed.

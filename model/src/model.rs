@@ -77,8 +77,8 @@ impl Model {
     ///
     /// # Errors
     /// See [`plan_rank`](Self::plan_rank);
-    /// [`WeightError::Unserved`](crate::weights::WeightError::Unserved) if the target has no kernels
-    /// for the format.
+    /// [`WeightError::Unserved`](crate::weights::WeightError::Unserved) if the target has no
+    /// kernels for the format.
     pub fn plan_quantized(
         checkpoint: &Checkpoint,
         quantization: WeightQuantization,
@@ -223,13 +223,14 @@ impl Model {
         self.int4_bytes
     }
 
-    /// The weights that the checkpoint has in blocks of quantized elements, if the target multiplies
-    /// blocks.
+    /// The weights that the checkpoint has in blocks of quantized elements, if the target
+    /// multiplies blocks.
     pub fn block_weights(&self) -> Option<&BlockWeights> {
         self.block_weights.as_ref()
     }
 
-    /// Elements of all checkpoint tensors that the model reads; tied tensors count once.
+    /// Elements of all checkpoint weights that the model reads, without the scales of quantized
+    /// weights. Tied tensors count once.
     pub fn parameters(&self) -> u64 {
         self.parameters
     }
@@ -334,8 +335,8 @@ impl Model {
 
     /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, or only this rank's
     /// columns. On a GPU, there may be gaps between the rows. `score` receives the logits of the
-    /// scored rows, a few rows at a time. If `hidden` `[tokens, hidden]` is given, it receives the rows
-    /// that [`draft`](Self::draft) reads; see
+    /// scored rows, a few rows at a time. If `hidden` `[tokens, hidden]` is given, it receives the
+    /// rows that [`draft`](Self::draft) reads; see
     /// [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
         &self,

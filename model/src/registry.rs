@@ -85,8 +85,8 @@ fn files(shape: &dyn ReleasedShape, tokenizer: Vec<u8>) -> Files {
 }
 
 /// The checkpoint at `source` without its weights, for planning. `config.json` is required, and the
-/// other files are used if they exist. A missing tokenizer is replaced by a byte tokenizer, and
-/// each missing file with processor settings by the file of the family's release.
+/// other files are used if they exist. A missing tokenizer is replaced by a byte tokenizer. A
+/// missing file with processor settings is replaced by the file of the family's release.
 ///
 /// # Errors
 /// [`CheckpointError::MissingFile`] if there is no `config.json`; another [`CheckpointError`] if a

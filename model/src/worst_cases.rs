@@ -96,7 +96,8 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, capacity: CacheCapacity) 
         let tokens = envelope.decoding_rows(has_states(model));
         let verifies = step(model, envelope, capacity, request, tokens, false);
         if verifies.short_sequences < verifies.sequence_count() {
-            // With fewer drafts, attention treats each row as a sequence and needs other scratch.
+            // With fewer drafts, attention treats each row as a separate sequence, so the size of
+            // its scratch is different.
             let tokens = tokens.min(SHORT_ROWS * envelope.sequences);
             let short = step(model, envelope, capacity, request, tokens, false);
             worst_cases.push(WorstCase::of(&WorstCaseKind::VERIFIES, Pass::Step(short)));
@@ -113,7 +114,8 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
 }
 
 /// Like [`plan`], with sampling buffers of `logit_rows` rows, which may be more than the pass has.
-/// Sampling needs scratch for the tokens of a previous step with as many rows.
+/// The previous step may have had this many rows, and sampling needs scratch for each of its
+/// tokens.
 pub fn plan_with_rows(model: &Model, target: Target, pass: &Pass, logit_rows: usize) -> Result<Footprint, KernelError> {
     let shape = sampling_shape(model, pass);
     let shape = SamplingShape { rows: shape.rows.max(logit_rows), ..shape };
@@ -378,10 +380,10 @@ fn pictures(
 }
 
 /// A step of `tokens` tokens, divided among as many sequences as the envelope allows. Each sequence
-/// ends at the full context and asks for the logits of its last tokens, so that the step has as many
-/// rows of logits as the envelope allows. If the model takes pictures, every token belongs to a
-/// picture. The step is smaller if the context is shorter than a sequence's share. If the model has a
-/// draft head, the step has the inputs of the head.
+/// ends at the full context and asks for the logits of its last tokens, so that the step has as
+/// many rows of logits as the envelope allows. If the model takes pictures, every token belongs to
+/// a picture. The step is smaller if the context is shorter than a sequence's share. If the model
+/// has a draft head, the step has the inputs of the head.
 fn step(
     model: &Model,
     envelope: &Envelope,

@@ -107,11 +107,12 @@ const RECORDED: [Recorded; 21] = [
     },
 ];
 
-/// Largest errors of a type, relative to the largest recorded number: compared with the recorded
-/// f32 numbers, and between two ways to compute the same numbers with this code. On an H200 (bf16,
-/// then f16), the embeddings are off by at most 1.6e-2 and 2.6e-3, and the logits by 4.8e-2 and
-/// 5.7e-3. In the same types on a CPU, the embeddings of transformers itself are off by 1.6e-2 and
-/// 2.3e-3, and its logits by 3.2e-2 and 3.1e-3.
+/// Largest allowed errors in one activation type, relative to the largest recorded number. They
+/// apply to the comparison with the recorded f32 numbers, and to the comparison of two ways to
+/// compute the same numbers with this code. On an H200 (bf16, then f16), the embeddings are off by
+/// at most 1.6e-2 and 2.6e-3, and the logits by 4.8e-2 and 5.7e-3. In the same types on a CPU, the
+/// embeddings of transformers itself are off by 1.6e-2 and 2.3e-3, and its logits by 3.2e-2 and
+/// 3.1e-3.
 struct Tolerance {
     embeddings: f32,
     logits: f32,
@@ -303,8 +304,8 @@ fn fp8_cache_logits_stay_near_the_recording_when_chunked() {
     }
 }
 
-/// Checkpoints in FP8 whose shapes a GPU has kernels for, compared with the
-/// released arithmetic in f64.
+/// FP8 checkpoints whose shapes have GPU kernels, compared with a reference model in f64 that
+/// rounds activations as the format prescribes.
 const FP8: [&str; 4] = [
     "tests/golden/qwen3_fp8",
     "tests/golden/qwen3_fp8_dynamic",

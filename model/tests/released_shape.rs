@@ -1,8 +1,8 @@
-//! A checkpoint of Qwen2.5-VL-7B's shape on a GPU, compared with results of transformers in bf16
-//! and in f32. `tools/gpu/released_shape.py FOLDER` writes the checkpoint and the results. The
-//! test computes in bf16, the type of the checkpoint, and in f16, to which the weights are
-//! converted on loading. Without a GPU, or without a folder in `BURSAR_RELEASED_SHAPE`, the test
-//! prints a line and passes.
+//! A checkpoint with the shape of a released model, by default Qwen2.5-VL-7B's, on a GPU, compared
+//! with results of transformers in bf16 and in f32. `tools/gpu/released_shape.py FOLDER` writes the
+//! checkpoint and the results. The first test computes in bf16, the type of the checkpoint, and in
+//! f16, to which the weights are converted on loading. Without a GPU, or without a folder in
+//! `BURSAR_RELEASED_SHAPE`, each test prints a line and passes.
 
 mod bench;
 
@@ -42,10 +42,10 @@ const BENCH_MEMORY: BenchMemory = BenchMemory {
     at_once: Bytes::kib(320),
 };
 
-/// Largest allowed error ratio (as in [`worse`]) with weights and activations in E4M3: 3 bits
-/// instead of bf16's 7, in each GEMM. Ratios of 9 to 11 were measured on an H200. The errors then
-/// reach half of the logits' norm, and random logits have another maximum, so the number of
-/// agreeing tokens is printed but not asserted.
+/// Largest allowed error ratio (as in [`worse`]) with the weights and activations of each GEMM in
+/// E4M3, which has 3 mantissa bits instead of bf16's 7. Ratios of 9 to 11 were measured on an H200.
+/// The errors then reach half of the logits' norm. With random weights, such errors often make
+/// another token the likeliest, so the number of agreeing tokens is printed but not asserted.
 const WORSE_IN_FP8: f64 = 14.0;
 
 /// Largest allowed ratio between a type's error and the error of transformers in bf16, both

@@ -187,9 +187,9 @@ impl Pieces {
             return self.stream.next().await.transpose().map_err(|_| early());
         };
         tokio::select! {
-            // hyper passes all pieces on before it reads the end of the input. Both happen in the task
-            // of the connection, which also polls this future, so no piece can arrive between the
-            // two branches.
+            // hyper passes all pieces on before it reads the end of the input. Both happen in the
+            // task of the connection, which also polls this future, so no piece can arrive between
+            // the two branches.
             biased;
             piece = self.stream.next() => piece.transpose().map_err(|_| early()),
             () = input_end.hidden() => Err(early()),
@@ -315,7 +315,7 @@ pub(super) fn pair_of<T: DeserializeOwned, U: DeserializeOwned>(whole: Value) ->
                 members.into_iter().partition(|(name, _)| known.contains(&name.as_str()));
             (second, Value::Object(first))
         }
-        // The first type reports the error: a value that is not an object.
+        // The value is not an object. Parsing it as the first type reports the error.
         other => (Map::new(), other),
     };
     Ok((of(first)?, of(Value::Object(second))?))

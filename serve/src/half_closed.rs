@@ -44,8 +44,8 @@ impl Socket for TlsStream<TcpStream> {
     }
 }
 
-/// Reports that the end of a connection's input was hidden from the HTTP server. A request body that
-/// is incomplete then stays incomplete.
+/// Reports that the end of a connection's input was hidden from the HTTP server. A request body
+/// that is incomplete then stays incomplete.
 #[derive(Clone, Debug)]
 pub(super) struct InputEnd(watch::Receiver<bool>);
 
@@ -71,8 +71,8 @@ pub(super) struct HalfClosed<S> {
 }
 
 impl<S> HalfClosed<S> {
-    /// Wraps a stream. The second value reports when a half-close is hidden, because the client will
-    /// send no further request.
+    /// Wraps a stream. The second value reports when a half-close is hidden. The client then sends
+    /// no further request, so the connection can end after its running request.
     pub(super) fn new(stream: S) -> (Self, InputEnd) {
         let (ended, end) = watch::channel(false);
         (HalfClosed { stream, last_received: None, check: None, ended }, InputEnd(end))

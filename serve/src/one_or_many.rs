@@ -55,8 +55,8 @@ impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
     }
 }
 
-/// An object. Clients may send a string instead, which `T::from` converts to an object with
-/// only that field.
+/// An object. Clients may send a string instead, which `T::from` converts to an object whose only
+/// field is this string.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wrapped<T>(pub(super) T);
 

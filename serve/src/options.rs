@@ -52,10 +52,10 @@ pub struct ServeOptions {
     /// Time that a client has to send the head of a request. An idle connection is closed after the
     /// same time. Default: 15 s.
     pub head_time: Duration,
-    /// Largest head of a request. Larger heads get 431. Default: 32 KiB.
+    /// Largest head of a request, at least 8 KiB. Larger heads get 431. Default: 32 KiB.
     pub head_bytes: Bytes,
-    /// Maximum concurrent connections. Connections above the limit get 503 for everything except
-    /// health and metrics. Default: 4,096.
+    /// Maximum concurrent connections. Up to 64 connections above the limit get 503 for everything
+    /// except health and metrics. Further connections are closed. Default: 4,096.
     pub connections: usize,
     /// Maximum concurrent connections from one address, or from one /64 network of IPv6. Default:
     /// 2,048.

@@ -25,8 +25,8 @@ pub(super) async fn markdown() -> impl IntoResponse {
     file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))
 }
 
-/// Returns a file that browsers must not cache, because another version of the server has another
-/// page.
+/// Returns a file that browsers must revalidate before each use, because another version of the
+/// server has another page.
 fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {
     let headers = [
         (CONTENT_TYPE, kind),

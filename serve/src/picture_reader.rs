@@ -19,13 +19,14 @@ pub struct ReadPictures {
     _permit: BodyPermit,
 }
 
-/// Why a picture was not read: its host or folder is not allowed, it is too large, or it
-/// is not a picture.
+/// Why a picture was not read, for example because its host or folder is not allowed, or because
+/// the picture is too large.
 #[derive(Clone, Debug)]
 pub struct PictureReadError(ApiError);
 
 impl PictureReadError {
-    /// Whether a retry may succeed, because the server only lacked memory or a thread.
+    /// Whether a retry may succeed, because the server only lacked memory, a free download or a
+    /// thread.
     pub fn is_busy(&self) -> bool {
         self.0.status.is_server_error()
     }

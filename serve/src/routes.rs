@@ -187,8 +187,8 @@ async fn by_administrator_or_only_key(
     }
 }
 
-/// Whether the request has no origin or an allowed origin. Browsers send `Origin` even with
-/// requests that need no CORS preflight.
+/// Whether the request has no origin, the server's own origin or an allowed origin. Browsers send
+/// `Origin` even with requests that need no CORS preflight.
 fn is_welcome(headers: &HeaderMap, origins: &[String]) -> bool {
     let Some(origin) = headers.get(ORIGIN) else { return true };
     let origin = origin.to_str().unwrap_or_default();

@@ -136,7 +136,10 @@ impl Service {
         Service { shared: Arc::new(shared) }
     }
 
-    /// Serves a model under these names. The first is the model's own name.
+    /// Serves a model under these names. The first name is the model's own name.
+    ///
+    /// # Panics
+    /// If there is no name.
     pub fn add<N: Into<String>>(&self, names: impl IntoIterator<Item = N>, model: ModelHandle) {
         self.set(names, ModelState::Ready(model));
     }

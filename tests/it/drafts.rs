@@ -51,15 +51,16 @@ fn drafts(metrics_log: &MetricsLog, model: &str) -> (f64, f64) {
     (of("bursar_draft_tokens_total"), of("bursar_draft_tokens_accepted_total"))
 }
 
-/// Chats that end at their limit, with log-probabilities: greedy ones, pictures, and prompts that
-/// repeat themselves.
+/// Greedy chats that end at their token limit, with log-probabilities: two about pictures, one with
+/// text, and three whose prompts repeat themselves.
 fn greedy() -> Vec<Chat> {
     let repeated = |period: u32| Chat::from_tokens((0..60).map(|at| 40 + at % period).collect::<Vec<u32>>());
     let chats = [about(1), about(2), text("Tell me something."), repeated(3), repeated(7), repeated(20)];
     chats.map(|chat| chat.temperature(0.0).max_tokens(60).ignore_end().log_probabilities(2)).into()
 }
 
-/// Sampled chats, with every parameter that reads the tokens so far.
+/// A sampled chat. `seed` also selects its parameters: penalties, min-p with a bias, top-k, or
+/// top-p with a minimum number of tokens.
 fn sampled(seed: u64) -> Chat {
     let chat = about(3).temperature(1.5).seed(seed).max_tokens(60).ignore_end().log_probabilities(2);
     match seed % 4 {
@@ -111,8 +112,8 @@ fn hybrid_demo() -> ModelSource {
     ModelSource::folder(bursar_golden::hybrid_demo_checkpoint())
 }
 
-/// The same chat with a reply of only four different tokens, so that drafts are accepted even if the
-/// model's weights are random.
+/// The same chat with a reply of only four different tokens, so that drafts are accepted even if
+/// the model's weights are random.
 fn of_few_tokens(chat: Chat) -> Chat {
     (40..44).fold(chat, |chat, token| chat.logit_bias(token, 60.0))
 }
@@ -287,8 +288,8 @@ fn draft_head_drafts_survive_deaths_preemption_and_swapping() {
     drafts_survive(hybrid_demo, |chat| chat, |name| by_head(name, 2), cases, 20.0);
 }
 
-/// For each case, checks that replies survive its event and that at least `least` drafts are accepted.
-/// A case has a name, MiB of swap memory and an event.
+/// For each case, checks that replies survive its event and that at least `least` drafts are
+/// accepted. A case has a name, MiB of swap memory and an event.
 fn drafts_survive(
     source: fn() -> ModelSource,
     varied: fn(Chat) -> Chat,

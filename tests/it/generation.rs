@@ -270,7 +270,7 @@ fn an_earlier_turns_picture_is_neither_decoded_nor_encoded_again() {
         // A chat with a cache salt finds none of these blocks or rows.
         assert_eq!(answer(&stage.model, first.clone().cache_salt("mine")).await, reply);
         assert_eq!(counts(), [6.0, 4.0, 0.0]);
-        // After a different system prompt no blocks match, but rows in the vision cache do, for
+        // After a different system prompt, no KV blocks match. Vision cache rows match only in
         // chats with the same salt.
         let below = |salt: Option<&str>| {
             let chat = Chat::new().system("Be brief.").user("What?").image(picture(1)).image(picture(2)).max_tokens(1);

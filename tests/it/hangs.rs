@@ -1,8 +1,8 @@
-//! Issues of mistral.rs: requests that made that server hang or corrupted its output. Other tests
-//! cover some of these issues. Buckets by length (2024) are in the scheduler's `core/tests.rs`. A
-//! deadlock of preemptions (1470), a second request (1376) and callers that disconnect (2147, 213)
-//! are in `chats.rs`, `core/tests/queue.rs` and the simulation. One picture after another (1786) is
-//! in `generation.rs`.
+//! Issues of mistral.rs: requests that made that server hang or corrupted its output. Other files
+//! test further issues, given here by their numbers. The scheduler's `core/tests.rs` tests buckets
+//! by length (2024). `chats.rs`, the scheduler's `core/tests/queue.rs` and the simulation
+//! (`actors/tests/sim.rs`) test a deadlock of preemptions (1470), a second request (1376) and
+//! callers that disconnect (2147, 213). `generation.rs` tests one picture after another (1786).
 
 use bursar::{Envelope, Image, LoadOptions};
 use image::{Rgb, RgbImage};

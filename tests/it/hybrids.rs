@@ -140,7 +140,8 @@ fn each_agent_turn_resumes_after_the_previous_turn() {
 
 #[test]
 fn the_next_turn_resumes_within_the_previous_reply() {
-    // The turns are tokens, because the text of a random model's reply may have other tokens.
+    // The turns are sent as tokens, because tokenizing the text of a random model's reply may give
+    // other tokens than the model generated.
     story(async {
         let hybrid = HybridModel::sized(envelope(1024, 2), 4096).await;
         let tokens = |first: u32, count: u32| (0..count).map(|at| 20 + (first + at * 7) % 200).collect::<Vec<u32>>();

@@ -16,7 +16,7 @@ use crate::{
     stage::{Whole, about, answer, ask, device_of, eventually, placed, ranks, small, small_envelope, story, text},
 };
 
-/// A KV cache of no fixed size, that can hold many replies.
+/// Options for a model whose KV cache has no fixed size and can hold many replies.
 fn shared(name: &str, memory_fraction: f64) -> LoadOptions {
     let envelope = Envelope { sequences: 22, context_tokens: 768, step_tokens: 128, ..small_envelope() };
     LoadOptions {

@@ -19,7 +19,8 @@ use bursar_budgets::testing::Script;
 
 use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, placed, small, story, text};
 
-/// The budget checks the device only when a test causes it. By default it checks once a second.
+/// A configuration in which the budget checks the device only when a test makes it do so. By
+/// default, the budget checks the device once a second.
 fn unwatched(device: DeviceChoice) -> RuntimeConfig {
     let watch = WatchOptions { every: Duration::from_secs(3600), ..WatchOptions::default() };
     RuntimeConfig { device, watch, ..RuntimeConfig::default() }
@@ -176,8 +177,8 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
         let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses are reserved");
         mine.back_to(MIB.into()).expect("memory is free");
         spares.devices[0].lose("a script says so");
-        // This request or the budget notices the loss, whichever is first. The budget notices it
-        // when it reads a segment's release note.
+        // Either this request or the budget notices the loss first. The budget notices the loss
+        // when it handles the `ReleaseNote` of a segment.
         drop(ask(&model, about(1)).await);
         eventually("the second device was opened", async || spares.made.load(SeqCst) == 2).await;
         answer(&model, about(1)).await;
@@ -224,7 +225,7 @@ fn a_second_loss_ends_the_runtime_with_the_reason() {
         let spares = Spares::of(vec![device(), device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
         for lost in &spares.devices[..2] {
-            // This chat has no picture. The release note of a picture's pixels would make the
+            // This chat has no picture. The `ReleaseNote` of a picture's pixels would make the
             // budget check the device.
             answer(&model, text("Who are you?").max_tokens(2)).await;
             lost.lose("a script says so");

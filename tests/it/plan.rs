@@ -1,4 +1,5 @@
-//! Tests of the `bursar plan` command: a size that it calls fitting does fit when it is tried.
+//! Tests of the `bursar plan` command. A configuration that a plan reports as fitting does fit when
+//! a model is started with it.
 
 mod suggestions;
 
@@ -254,7 +255,8 @@ fn a_plan_counts_the_packed_bytes_of_4_bit_weights_and_dequantized_bytes_of_othe
     let weights = |report: &Value| number(&report["claims"]["weights"]);
     let plain = with(json!(null));
     let packed = with(json!({ "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm" }));
-    // All projections of both layers have whole groups, each with a 16-bit scale and an 8-bit zero point.
+    // All projections of both layers have whole groups, each with a 16-bit scale and an 8-bit zero
+    // point.
     let elements = 2 * 1024 * (896 + 128 + 128 + 896 + 3 * 4096);
     let saved = elements * 2 - elements / 2 - elements / 128 * 3;
     let page = 2 << 20;

@@ -1,9 +1,9 @@
 //! The real Prometheus scrapes a demo model, and the files shipped for Prometheus and Grafana
 //! name only existing metrics.
 //!
-//! A process has one metrics recorder, and other tests of this program install
-//! another one (`metrics_log.rs`). Tests that need Bursar's recorder run in a child process,
-//! which is this program again.
+//! A process has only one metrics recorder, and other tests of this program install the recorder
+//! of `metrics_log.rs`. Tests that need Bursar's recorder run in a child process, which is this
+//! program again.
 
 mod dashboard;
 mod process;

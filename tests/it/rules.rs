@@ -1,4 +1,4 @@
-//! Rules of the design that no other test covers.
+//! The tests of rules 4, 9, 13 and 15 (`docs/rules.md`) that need a whole runtime.
 
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 

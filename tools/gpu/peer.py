@@ -61,7 +61,7 @@ PICTURE = "<IMG_CONTEXT>\n" if CONFIG["model_type"] == "internvl" else "<|vision
 PROMPT = f"<|im_start|>user\n{PICTURE}Describe.<|im_end|>\n<|im_start|>assistant\n"
 PICTURES = ((64, 1036, 1036), (16, 1932, 1092))
 STEPS = ASKED.decode_steps
-# The standard deviation of weights in E4M3, whose scales bring it to 0.02.
+# The standard deviation of E4M3 weights before scaling. The scales reduce the deviation to 0.02.
 DEVIATION_OF_E4M3 = 100
 EXPERTS = CONFIG.get("text_config", CONFIG).get("num_experts")
 
@@ -99,8 +99,8 @@ def draw_weights():
             elif weight.dim() > 0:
                 draw(weight)
 
-    # The first function draws one tensor of a layer that is quantized afterward: a
-    # matrix or a bias.
+    # `initialize_single_dummy_weight` draws one tensor, a matrix or a bias, of a layer that is
+    # quantized afterward.
     dummy_loader.initialize_single_dummy_weight = draw
     dummy_loader.initialize_dummy_weights = draw_layer
 

@@ -33,8 +33,8 @@ HIDDEN, QKV, INTERMEDIATE, VOCABULARY, LAYERS = 3584, 4608, 18944, 152064, 28
 CONTEXT = 576  # tokens
 BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 
-# Numbers of blocks that share a tile, from which Bursar's autotuning
-# chooses (`CUTS` of kernels/src/cuda/gemm_small_m.rs).
+# Numbers of blocks that share a tile, from which Bursar's autotuning chooses (`Cut::ALL` in
+# kernels/src/cuda/gemm/tiles.rs).
 CUTS = [1, 2, 4, 132]
 FEW, MIDDLE = contract("gemm_small_m"), contract("gemm_medium_m")
 WIDTHS = sizes("FOR_EACH_GATED_WIDTH")

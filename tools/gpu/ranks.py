@@ -94,7 +94,7 @@ class Group:
         """Launches a sum with the norm, for whole units only. `out` is a tensor of activations or a `Rounded`."""
         unit, (rows, columns) = NUMBERS.UNIT, part.shape
         threads = -(-columns * part.element_size() // unit // 32) * 32
-        has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as in `link.rs`
+        has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as in `collectives.rs`
         form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if has_four else "_2",
                 SHARES: "_4" if self.ranks <= 4 else "_8"}  # fmt: skip
         rounded, target = ("_rounded", out.arguments()) if isinstance(out, Rounded) else ("", (out,))
@@ -335,8 +335,8 @@ def chain_of_norms(group):
 
 
 def chain(group):
-    """Five hundred exchanges of changing sizes one after the other, each adding to the output of the previous one, in a graph
-    that is replayed twice from the start. Returns the number of elements that differ between ranks or runs."""
+    """Seven exchanges of changing sizes one after the other, each adding to the previous output, in a graph that is
+    replayed 70 times. Runs this twice from the start. Returns the number of elements that differ between ranks or runs."""
     rows, columns = 300, 3584
     sizes = [1, 300, 3, 17, 64, 257, 33]
     outs = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))

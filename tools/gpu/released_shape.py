@@ -36,8 +36,8 @@ SHARDS, INDEX = 4, "model.safetensors.index.json"
 ROWS = 32
 VISION_START, VISION_END, IMAGE = 151652, 151653, 151655
 PLAIN = 151643  # ids below are text
-# Sizes in merged patches, so that nothing is resized. Rows and columns of windows are cut
-# off at the edges.
+# Sizes in merged patches, so that nothing is resized. Most pictures have incomplete windows at
+# their right and lower edges.
 PICTURES = {"large": (37, 37), "wide": (39, 22), "middle": (23, 16), "small": (9, 12)}
 # Numbers of text tokens between pictures.
 PROMPTS = {

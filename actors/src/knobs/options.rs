@@ -82,8 +82,9 @@ pub struct LoadOptions {
     /// Always drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even if fewer
     /// would be faster. Default: `false`.
     pub has_fixed_drafts: bool,
-    /// Accepts each draft with this probability, whatever the model chooses. With random weights, this
-    /// shows the speed that a trained draft head would give. Replies are then wrong. Default: `None`.
+    /// Accepts each draft with this probability, whatever the model chooses. With random weights,
+    /// this shows the speed that a trained draft head would give. Replies are then wrong. Default:
+    /// `None`.
     pub synthetic_acceptance: Option<f64>,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
@@ -107,9 +108,9 @@ pub struct LoadOptions {
     /// pictures. Default: one per CPU.
     pub threads: usize,
     /// A folder for profile records, one file per model and device. A later start with the same
-    /// inputs runs its worst cases once, at the recorded size, instead of twice. Default: `None`,
-    /// so that every start measures again and nothing is written. The folder is created if needed,
-    /// and several processes may share it.
+    /// inputs runs its worst cases only at the recorded size. The first start on a GPU runs them
+    /// twice. Default: `None`, so that every start measures again and nothing is written. The
+    /// folder is created if needed, and several processes may share it.
     pub profiles: Option<PathBuf>,
     /// Measures again even if a recorded profile applies, and replaces that record.
     pub measures_anew: bool,
@@ -123,9 +124,10 @@ pub struct LoadOptions {
     /// Makes GPUs that share a model use NCCL for collectives. By default they use Bursar's own
     /// kernels, and NCCL only if they cannot map each other's memory or are not Hopper GPUs.
     pub disable_custom_all_reduce: bool,
-    /// The number of devices over which the model is sharded. [`PlacementRequest`](crate::runtime::PlacementRequest)
-    /// gives the model this many devices, or more if the model joins a larger group. A runtime with
-    /// fewer devices refuses the model. Default: any number.
+    /// The number of devices over which the model is sharded.
+    /// [`PlacementRequest`](crate::runtime::PlacementRequest) gives the model this many devices, or
+    /// more if the model joins a larger group. A runtime with fewer devices refuses the model.
+    /// Default: any number.
     pub ranks: Option<NonZeroUsize>,
     /// The number of restarts of vision and scheduler that are tolerated, and the time within which
     /// they count. More restarts count as a crash loop.

@@ -6,7 +6,7 @@ use bursar_kernels::StateDtype;
 use serde::{Serialize, Serializer};
 
 /// The element type in which the states of gated delta nets are stored. Arithmetic is f32 for each
-/// type. Models without such states ignore it.
+/// type. Models without such states ignore this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StateType {
     /// f32, as released models are configured.

@@ -8,7 +8,8 @@ pub enum FinishReason {
     Stop,
     /// The reply reached its maximum number of tokens.
     Length,
-    /// The model ended the reply, and the reply has a complete tool call.
+    /// The reply has a complete tool call, and ended before its maximum number of tokens: the model
+    /// ended it, a stop string occurred, or the chat allows no further call.
     ToolCalls,
 }
 

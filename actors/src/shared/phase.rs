@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum Phase {
     /// Weights are leased, backed and copied.
     Load,
-    /// Workspaces and a small KV cache are backed, and every worst case is run.
+    /// Workspaces and a small KV cache are backed, and every worst case is run. A start with a
+    /// recorded profile runs no worst case here, and by default neither does a host device.
     Probe,
     /// Decode steps are captured as graphs, on devices that support graphs.
     Capture,

@@ -328,7 +328,8 @@ impl Stage {
     }
 }
 
-/// The part of a step that belongs to one sequence. Its last token's logits choose the next token.
+/// The part of a step that belongs to one sequence. The next token is chosen from the logits of the
+/// part's last token.
 fn part<'a>(
     tokens: &'a [u32],
     positions: &'a [[u32; 3]],

@@ -61,8 +61,8 @@ impl World {
         *self.late.entry(deadline).or_default() += 1;
     }
 
-    /// Another process takes or frees memory. The pool stays between the need of the largest
-    /// request and the stressed size.
+    /// Another process takes or frees memory. The pool never has fewer blocks than the largest
+    /// request needs, or more blocks than the stressed size.
     pub(super) fn resize(&mut self) {
         let floor = self.groups.blocks_for(self.context, self.limits.step_tokens);
         let most = self.limits.kv_tokens / BLOCK_TOKENS;

@@ -18,8 +18,8 @@ pub struct DeviceMemory {
 /// One GPU, or host memory that simulates a GPU.
 ///
 /// `back`, `unback` and `release_reservation` may take a third of a second for the memory of a
-/// whole GPU, so call them on a thread that may block. A lost device still accepts the return of
-/// memory and addresses, as a GPU's driver does, but provides no new memory.
+/// whole GPU, so call them on a thread that may block. Memory and addresses of a lost device can
+/// still be returned, as with a GPU's driver, but a lost device provides no new memory.
 ///
 /// The calls correspond to the driver's virtual memory interface: `reserve` is
 /// `cuMemAddressReserve`, `back` is `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, and

@@ -20,7 +20,8 @@ pub fn system_memory_left() -> Option<Bytes> {
 /// nothing if the allocator is not glibc's.
 pub fn give_back_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: `malloc_trim` returns only free heap pages to the system, and no live allocations.
+    // SAFETY: `malloc_trim` returns only free heap pages to the system. Live allocations stay
+    // valid.
     unsafe {
         libc::malloc_trim(0);
     }

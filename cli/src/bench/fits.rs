@@ -13,7 +13,7 @@ use super::workload::Prompts;
 
 /// The limits of a served model.
 pub struct Fits {
-    /// The most sequences in a step.
+    /// The maximum number of sequences in a step.
     pub sequences: usize,
     /// Token ids below this are text tokens.
     pub text_ids: u32,

@@ -72,7 +72,7 @@ pub enum Unit {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PlannedWork {
     pub flops: u64,
-    /// The number of operations in `flops` that the device multiplies in a quantized type.
+    /// The part of `flops` in GEMMs that the device multiplies in a quantized type.
     #[serde(rename = "e4m3_flops")]
     pub rounded_flops: u64,
     /// Bytes read and written in device memory.

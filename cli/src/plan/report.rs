@@ -42,7 +42,8 @@ pub struct Report {
     short_by: Bytes,
     /// Attention layers with the same window, which share block tables.
     cache_groups: Vec<CacheGroup>,
-    /// The most blocks that a sequence of the maximum context length holds, over all cache groups.
+    /// Maximum number of blocks that a sequence of the full context length holds, over all cache
+    /// groups.
     context_blocks: usize,
     /// Number of concurrent sequences, by their length.
     concurrency: Vec<Concurrency>,

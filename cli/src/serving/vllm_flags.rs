@@ -20,7 +20,8 @@ enum Meaning {
     Refused(&'static str),
 }
 
-/// Flags that accept several values. After the value of any other flag, the next word is the model.
+/// Flags without effect that accept several values. Any other flag without effect takes at most one
+/// value, so the model may follow it.
 const LISTS: [&str; 2] = ["cudagraph-capture-sizes", "custom-histogram-buckets"];
 
 #[derive(Debug)]

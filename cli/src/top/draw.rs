@@ -126,8 +126,8 @@ fn complaint(frame: &mut Frame<'_>, session: &Session, area: Rect, colors: Color
     if session.view().is_none() || area.height >= ROWS_WITH_KEYS {
         lines.push(Line::styled(lost.error.hint(), colors.faint()));
     }
-    // Assume 12 fewer columns: a word that does not fit wraps to the next row and leaves the end of
-    // its row empty.
+    // Assume 12 fewer columns, because a word that wraps to the next row leaves the end of the
+    // previous row empty.
     let rows: usize =
         lines.iter().map(|line| line.width().div_ceil(usize::from(area.width.saturating_sub(12).max(1)))).sum();
     let rows = u16::try_from(rows).unwrap_or(u16::MAX).min(area.height.div_ceil(2));

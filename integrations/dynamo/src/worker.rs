@@ -258,8 +258,8 @@ impl LLMEngine for BursarWorker {
         Ok(MetricsBindings { dp_ranks: vec![0], on_publisher_ready: Some(Box::new(on_ready)) })
     }
 
-    /// A one-token request. It exercises the model: the token must be computed, not read from a
-    /// reply cache.
+    /// A request for one token. There is no cache of replies, so the model has to compute the
+    /// token, and the check fails if the model does not work.
     async fn health_check_payload(&self) -> Result<Option<Value>, DynamoError> {
         let tokens = self.running()?.model.tokenize("a", false).await.map_err(|error| of_chat(&error))?;
         let once = json!({"max_tokens": 1, "ignore_eos": true});

@@ -148,7 +148,8 @@ struct WarpPart {
         }
         const uint32_t half_bytes = call.batch.kv_heads * Half::BYTES, ring_address = shared_address(ring);
         const char* of_head = static_cast<const char*>(call.cache) + segment.kv_head * Half::BYTES;
-        // Starts the copies of one block after the other. Past the last block, nothing is copied.
+        // Starts the copies of the keys and values of this warp's block `step`. Calls must be in
+        // the order of `step`. Past the last block, nothing is copied.
         const auto copy = [&](uint32_t step, uint32_t stage) {
             if (step < count) {
                 if (step > 0 && step % WARP == 0) {

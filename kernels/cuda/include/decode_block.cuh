@@ -1,12 +1,12 @@
-// A warp's ring of cache blocks in shared memory, and loads from there into
-// the tensor cores' registers.
+// A warp's ring of cache blocks in shared memory, and loads from the ring into registers, as
+// operands of the tensor cores.
 //
 // The elements of a head may be summed in any order, as long as keys and queries use the same
 // order. Output elements may be in any order, as long as the code that writes them uses the same
-// order. So the bytes of a row are distributed over the lanes that share it in portions of 16
-// adjacent bytes per lane; if the rest is shorter, the portions at the row's end have 8, 4 or 2
-// bytes (`LaneRow`). The elements of a portion count as adjacent in a lane's fragment. `group` is
-// lane / 4, and `pair` is lane % 4:
+// order. Each of the lanes that share a row therefore has portions of 16 adjacent bytes of the row
+// (`LaneRow`). If a lane's number of bytes is not a multiple of 16, its last portions have 8, 4 or
+// 2 bytes. The elements of a portion count as adjacent in a lane's fragment. `group` is lane / 4,
+// and `pair` is lane % 4:
 //
 // - keys: operand A [16 keys, 16 elements]. A lane has elements of the keys `group` and
 //   `group + 8`; four lanes share each row. In operand B, the lane has the same elements of query

@@ -18,8 +18,8 @@ constexpr uint32_t PART_FLOATS = contract::attention_decode::PART_NUMBERS<HEAD_D
 
 __device__ __forceinline__ uint32_t part_row(uint32_t query) { return query % 2 * (TILE_QUERIES / 2) + query / 2; }
 
-// The factor for a part whose weights are relative to the score `highest`, if the common weights
-// are relative to the score `from`. The factor of a part without keys is 0. A part whose sum is NaN
+// The factor that converts a part's weights, which are relative to the score `highest`, to weights
+// relative to the score `from`. The factor of a part without keys is 0. A part whose sum is NaN
 // must make the result NaN, whatever its highest score is.
 __device__ __forceinline__ float part_factor(float highest, float sum, float from) {
     return sum == 0.0f ? 0.0f : power_of_two(highest - from);
@@ -136,9 +136,10 @@ __device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uin
     }
 }
 
-// Counts one of `all` arrivals and returns the number of earlier ones. What this thread block wrote
-// before the preceding barrier is visible to thread blocks that arrive later. What earlier thread
-// blocks wrote is visible after the following barrier. The last arrival resets the counter to zero.
+// Counts one of `all` arrivals and returns the number of earlier arrivals. Data that this thread
+// block wrote before the preceding barrier is visible to thread blocks that arrive later. Data of
+// thread blocks that arrived earlier is visible after the following barrier. The last arrival
+// resets the counter to zero.
 __device__ __forceinline__ uint32_t arrive(uint32_t* counter, uint32_t all) {
     uint32_t before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(all - 1) : "memory");

@@ -1,6 +1,6 @@
-// Distribution of the key blocks of all sequences over the thread blocks of one launch,
-// computed on the device: the host knows the number of sequences, but a captured graph does not
-// know their current lengths.
+// Distribution of the key blocks of all sequences over the thread blocks of one launch. It is
+// computed on the device, because a captured graph fixes the launch arguments, such as the number
+// of sequences, but the lengths of the sequences change from step to step.
 //
 // All work is laid out along one line: the sequences in order, in each sequence its KV heads, for
 // each KV head the tiles of eight query vectors, and for each tile the key blocks in order. One key

@@ -1,5 +1,5 @@
-// Output of a warp for a tile of an expert's places, with several adjacent
-// features per store (sm_90a).
+// Output of a warp for a tile of an expert's places, with several adjacent features per store
+// (sm_90a).
 #pragma once
 
 #include "expert_tiles.cuh"
@@ -24,8 +24,8 @@ __device__ __forceinline__ uint2 neighbours(uint32_t low, uint32_t high) {
     return is_odd ? make_uint2(from_pair, second) : make_uint2(first, from_pair);
 }
 
-// Writes the products of a warp's 16 rows of a tile of the weight and GROUPS * 8 places, in the
-// layout of tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
+// Writes the products of a warp's 16 weight rows with GROUPS * 8 places. `c` has the layout of
+// tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
 // of up. Otherwise, each product is multiplied by the factor of its place in `by`. The sums are
 // rounded and packed into words; then words with one feature of two places are transposed into
 // words with two features of one place, and a lane stores four features at once (two if gated).

@@ -12,8 +12,8 @@ struct Tile {
     uint32_t end;
 };
 
-// Writes the products of a warp's 16 rows of a tile of the weight and GROUPS * 8 places, in the
-// layout of tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
+// Writes the products of a warp's 16 weight rows with GROUPS * 8 places. `c` has the layout of
+// tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
 // of up. Otherwise, each product is multiplied by the weight of its choice.
 template <typename Element, uint32_t GROUPS, bool GATED>
 __device__ __forceinline__ void write_tile(const float (&c)[GROUPS][4], const Tile& tile, uint32_t first_feature,

@@ -8,19 +8,20 @@
 // and read the same rows of the weight at the same time: one block reads memory, and the others
 // find the rows in the L2 cache.
 //
-// To make this possible, every block processes experts with several tiles first, in rounds. In each
-// round, a block takes one tile of places and an equal part of the weight tiles that fits into its
-// share; adjacent blocks use the same weight tiles. The items that do not fit into rounds are
-// appended to the line. A block takes the rest of its share from the line. All blocks thus have the
-// same number of items, give or take one. With even routing, nearly all items are on the line.
+// To make this possible, every block processes experts with several tiles first, in rounds. An
+// expert's weight tiles are divided into equal parts, each small enough for a block's share of the
+// items. In each round, a block takes one tile of places and one part of the weight tiles. Adjacent
+// blocks use the same part. The items that do not fit into rounds are appended to the line. A block
+// takes the rest of its share from the line. All blocks thus have the same number of items, give or
+// take one. With even routing, nearly all items are on the line.
 #pragma once
 
 #include "contract.cuh"
 #include "expert_list.cuh"
 #include "expert_tiles.cuh"
 
-// The number of tiles before each expert: in the low half, tiles of experts with one tile; in the
-// high half, tiles of experts with several.
+// The number of tiles before each expert. The low half of a word counts the tiles of experts with
+// one tile, and the high half counts the tiles of experts with several tiles.
 struct Walk : ExpertSums {
     static constexpr uint32_t SHARED = 16;  // first bit of the high half
 

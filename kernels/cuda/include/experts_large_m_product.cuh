@@ -8,10 +8,10 @@
 // experts_large_m_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
 // `_e4m3_blocks` and `_e4m3_rows` as in gemm_large_m_e4m3.cu.
 //
-// Operands are as in experts.cu, except that the weight is passed as a tensor map, x, out and their
-// rows start at multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are f32 in
-// the order of columns, rounded once at the end, so the bits of a row do not depend on other rows.
-// A NaN affects only its row and column.
+// Operands are as in experts.cu, with three differences. The weight is passed as a tensor map. The
+// rows of x and out start at multiples of 16 bytes. `in` and `features` are multiples of 8. Sums
+// are f32 in the order of columns, rounded once at the end, so the bits of a row do not depend on
+// other rows. A NaN affects only its row and column.
 //
 // A cluster of two blocks has a tile of 2 * 128 places of one expert, 128 per block, and 256 rows
 // of its weight. Each block loads half of these rows for both blocks. If an expert's last tile has
@@ -445,7 +445,8 @@ __device__ __forceinline__ void large_m(const TensorMap& weight, const Arguments
     if (threadIdx.x == 0) {
         fetch_map(weight);
         for (uint32_t stage = 0; stage < STAGES; ++stage) {
-            // Arrivals of each thread that copies x, and of the thread that expects the weights.
+            // One arrival of each thread that copies x, and one of the thread that announces the
+            // bytes of the weights.
             barrier_init(shared_address(&barriers.full[stage]), WARPGROUP + 1);
             barrier_init(shared_address(&barriers.empty[stage]), RELEASES<Pipeline>);
         }

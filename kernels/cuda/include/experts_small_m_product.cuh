@@ -10,10 +10,10 @@
 // `_e4m3_blocks` and `_e4m3_rows` as in gemm_small_m_e4m3.cu.
 //
 // <type> is bf16 or f16. PLACES is 8, 16, 24 or 32: the places of one expert in a tile. Operands
-// are as in experts.cu, except that the weight is passed as a tensor map, x and its rows start at
-// multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are f32 in the order of
-// columns, rounded once at the end, so the bits of a row do not depend on other rows. A NaN affects
-// only its row, or the features whose weights contain it.
+// are as in experts.cu, with three differences. The weight is passed as a tensor map. The rows of x
+// start at multiples of 16 bytes. `in` and `features` are multiples of 8. Sums are f32 in the order
+// of columns, rounded once at the end, so the bits of a row do not depend on other rows. A NaN in x
+// affects only its row, and a NaN in the weight only its feature.
 //
 // An item is a tile of places and a tile of 64 rows of the weight (gated: 32 of gate and 32 of up,
 // alternating in groups of eight). Blocks take equal numbers of items in the order of
@@ -171,8 +171,8 @@ struct ExpertScales {
         }
     }
 
-    // Adds the sums of a group of columns. Without blocks, `scale_rows` applies the scales at the
-    // end.
+    // Adds the sums of a group of columns. Scales by blocks are applied here, and scales by rows at
+    // the end, by `scale_rows`.
     __device__ __forceinline__ void add(float (&c)[PLACES / 8][4], const float (&sums)[PLACES / 8][4],
                                         const float (&weight)[2], const float (&x)[PLACES / 8][2]) const {
 #pragma unroll

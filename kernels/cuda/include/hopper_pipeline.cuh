@@ -19,8 +19,8 @@
 //              multiplies while the other writes out
 //   BEGIN      ID of the named barrier at which the second consumer starts
 //
-// The following details keep the machine code the same as when the kernels were measured. If they
-// change, the compiler orders the registers of the loops differently:
+// If one of the following details changes, the compiler orders the registers of the loops
+// differently, and the machine code is no longer the code that was measured:
 // - each kernel chooses whether Ring is a reference;
 // - kernels initialize their barriers and divide their warpgroups themselves;
 // - no part of the pipeline is a lambda;

@@ -5,8 +5,8 @@
 
 #include "logistic.cuh"
 
-// Stores four 8 x 8 quarters to shared memory. Lane i provides the address of row i % 8 of
-// quarter i / 8.
+// Stores the four 8 x 8 quarters of a 16 x 16 matrix to shared memory. Lane i provides the address
+// of row i % 8 of quarter i / 8.
 __device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t (&words)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),
                  "r"(words[1]), "r"(words[2]), "r"(words[3])

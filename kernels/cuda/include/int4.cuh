@@ -1,4 +1,4 @@
-// Weights of 4-bit integers by groups of columns.
+// 4-bit integer weights with a scale and an optional zero point for each group of columns of a row.
 //
 // weight  [rows / 8, strips, 8, 4, words]   u32: blocks of 8 rows, strips of 128 columns
 // scales  [rows / 8, groups, 8]             in the activation type, one for each group of columns
@@ -6,10 +6,10 @@
 //
 // In a strip, each row has four units of 16 bytes, and a unit has a word for each 32 columns. The
 // last strip may have fewer columns, a multiple of 32; its units have fewer words. Word `w` of unit
-// `u` holds four pairs of adjacent columns. Pair `p` is columns c = 32 * w + 8 * p + 2 * u and c +
-// 1. Column c is in bits 4 * p to 4 * p + 3, and column c + 1 is 16 bits higher. So lane `lane` of
-// a warp has, in unit `lane % 4` of row `lane / 4`, exactly the columns that the operand A of the
-// tensor core instructions needs from it. A shift of the word and one logic instruction give two
+// `u` holds four pairs of adjacent columns. Pair `p` is columns c = 32 * w + 8 * p + 2 * u and
+// c + 1. Column c is in bits 4 * p to 4 * p + 3, and column c + 1 is 16 bits higher. So unit
+// `lane % 4` of row `lane / 4` has exactly the columns that lane `lane` of a warp provides in
+// operand A of the tensor core instructions. A shift of the word and one logic instruction give two
 // adjacent columns as a pair of numbers (FasterTransformer; Marlin, Frantar et al. 2024, arXiv
 // 2408.11743).
 //

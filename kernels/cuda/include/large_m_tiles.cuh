@@ -92,8 +92,9 @@ __device__ __forceinline__ void write_out(const float (&sums)[32][4], const Tens
                                           uint32_t row, uint32_t column, uint32_t warpgroup) {
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
-    // Destination of this lane's row of a quarter. The quarters are the top and bottom quarter of
-    // eight columns, then the top and bottom quarter of the next eight columns.
+    // Destination of the row that this lane provides to store_quarters, which stores 16 rows and 16
+    // columns at once: the upper and the lower eight rows of eight columns, then the same rows of
+    // the next eight columns.
     const uint32_t to_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     const uint32_t to_piece = lane / 16;
 #pragma unroll

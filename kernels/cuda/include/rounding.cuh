@@ -1,5 +1,5 @@
-// Shared by the kernels that round rows of activations to E4M3: output addresses and the conversion
-// of numbers to codes. See quantize.cu.
+// Shared by the kernels that quantize rows of activations to E4M3: output addresses and the
+// conversion of numbers to codes. See quantize.cu.
 #pragma once
 
 #include "contract.cuh"

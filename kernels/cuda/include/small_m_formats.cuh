@@ -1,5 +1,5 @@
 // Formats of GEMMs with few rows: the element types of weight, x, bias and output, and the scales.
-// BY_ROWS and BY_BLOCKS say what has a scale, if the weight is E4M3.
+// An E4M3 weight has a scale for each row (BY_ROWS) or for each block (BY_BLOCKS).
 #pragma once
 
 #include "e4m3.cuh"
@@ -30,7 +30,7 @@ struct E4m3Format {
     };
 };
 
-// Weights of 4-bit integers (int4.cuh), which are dequantized in registers. The other operands have
+// 4-bit integer weights (int4.cuh), which are dequantized in registers. The other operands have
 // type T.
 template <typename T>
 struct Int4Format {

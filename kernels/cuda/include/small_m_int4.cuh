@@ -1,5 +1,5 @@
-// Weights of 4-bit integers in GEMMs with few rows on Hopper: the scales of a step in shared
-// memory, and the operands that a warp dequantizes.
+// 4-bit integer weights in GEMMs with few rows on Hopper: the scales of a step in shared memory,
+// and the operands that a warp dequantizes.
 #pragma once
 
 #include "contract.cuh"
@@ -12,8 +12,9 @@ constexpr uint32_t SWIZZLE_BYTES = 1024;  // alignment of x, which TMA permutes
 static_assert(STRIP_COLUMNS == contract::gemm_small_m::STEP_COLUMNS, "a step is a strip");
 static_assert(BLOCK_ROWS == contract::gemm_small_m::GATE_ROWS, "a gated tile alternates between blocks");
 
-// The scales of a step: for each block of the tile and each group of the step, eight scales; then
-// the zero points in the same order.
+// The layout of a step's scales in shared memory. For each block of the tile and each group of the
+// step, there are eight scales, one for each row of the block. The zero points follow all scales,
+// in the same order.
 template <typename T>
 struct Int4Scales {
     static constexpr uint32_t SCALE_BYTES = BLOCK_ROWS * sizeof(T), ZERO_BYTES = BLOCK_ROWS;
@@ -68,8 +69,9 @@ struct Int4Operands {
     const uint32_t scale_bytes;  // of a step
     uint32_t words_at[2], scales_at[2], zeros_at[2];
 
-    // `warp` is the index of the warp in the tile, whose rows it has. If gated, the first half
-    // of the tile's blocks are gate rows, and the second half are the corresponding up rows.
+    // `warp` is the index of the warp among the warps that multiply the tile, and selects two
+    // blocks of eight rows. If gated, the first half of the tile's blocks are gate rows, and the
+    // second half are the corresponding up rows.
     __device__ __forceinline__ Int4Operands(const typename Int4Format<T>::Scales& of_weight, uint32_t tile_rows,
                                             bool is_gated, uint32_t warp)
         : scales(of_weight, tile_rows), scale_bytes(scales.bytes()) {
@@ -91,8 +93,8 @@ struct Int4Operands {
         }
     }
 
-    // Reads the scales and zero points of the two rows in a group of the step, whose scales are at
-    // `from`.
+    // Reads the scales and zero points of this lane's two rows for group `group` of the step. The
+    // step's scales start at address `from`.
     __device__ __forceinline__ void read_group(GroupOperands<T> (&operands)[2], uint32_t from, uint32_t group) const {
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {

@@ -1,5 +1,5 @@
-// GEMMs with few rows on Hopper: the work of a block of gemm_small_m.cu, whose head describes the
-// method, and of gemm_small_m_e4m3.cu.
+// GEMMs with few rows on Hopper: the work of a block in gemm_small_m.cu, gemm_small_m_e4m3.cu and
+// gemm_small_m_int4.cu. The head of gemm_small_m.cu describes the method.
 #pragma once
 
 #include "contract.cuh"
@@ -205,7 +205,8 @@ private:
         constexpr uint32_t STRIDE = LOW ? 2 : 1;
         const Operands operands(arguments.scales, arguments.tile_rows, GATED,
                                 threadIdx.x / 32 % (LOW ? WARPGROUP / 32 : MULTIPLIERS / 32));
-        // The last unit of the tile, in which the units of the weight may have fewer words.
+        // The tile's last step. In this step, a 16-byte unit of the weight (int4.cuh) may have
+        // fewer than four words.
         const uint32_t last = unit / arguments.steps * arguments.steps + arguments.steps - 1;
         const uint32_t last_words = words_of_strip(arguments.scales.columns, arguments.steps - 1);
         const uint32_t units = end - unit, skipped = LOW && unit % 2 != threadIdx.x / WARPGROUP ? 1 : 0;
@@ -234,8 +235,8 @@ private:
     using Operands = Int4Operands<Format>;
     using Groups = GroupOperands<typename Format::Element>[2];
 
-    // Dequantizes the operands of 32 columns, the word `word` of a lane's units in a step. Reads
-    // the scales if a group begins there.
+    // Dequantizes the operands of 32 columns, which are in word `word` of each of this lane's two
+    // units of a step. Reads the scales if a group begins at these columns.
     template <bool WHOLE>
     __device__ __forceinline__ void dequantize(uint32_t (&a)[2][4], const uint32_t (&words)[2][WORDS], uint32_t word,
                                                const Operands& operands, Groups& groups) const {
@@ -547,7 +548,9 @@ __device__ __forceinline__ void small_m(const TensorMap& weight, const TensorMap
         fetch_map(weight);
         fetch_map(x);
         for (uint32_t stage = 0; stage < stages.count; ++stage) {
-            // The copying thread arrives, and with scales also all lanes of its warp.
+            // The copying thread arrives once. If the warp copies scales, each of its 32 lanes also
+            // arrives after its copies. In a low tile of 4-bit integers, only one warpgroup reads a
+            // stage.
             barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, COPIES_SCALES<Format> ? 1 + 32 : 1);
             const bool is_for_one = Format::IS_INT4 && arguments.tile_rows <= HALF_ROWS;  // warpgroup
             barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, (is_for_one ? WARPGROUP : MULTIPLIERS) / 32);

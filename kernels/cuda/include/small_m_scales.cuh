@@ -1,5 +1,5 @@
-// Scales of E4M3 by groups of columns, in GEMMs with few rows. They are copied to shared memory
-// along with each step. An earlier version, in which each thread loaded its scales from device
+// E4M3 scales for groups of columns, in GEMMs with few rows. They are copied to shared memory along
+// with each step. An earlier version, in which each thread loaded its scales from device
 // memory, took more instructions for the loads than for the rest of a step, and the step waited for
 // them.
 #pragma once

@@ -113,10 +113,12 @@ struct Stages {
         // other.
         static_assert(Shared<ROWS>::SUMS_BYTES >= HALF_ROWS * ROW_BYTES, "the excess reads end within these sums");
         stages.count = min(STAGES_MAX, Shared<ROWS>::SUMS_AT / (stages.bytes + scale_bytes));
-        // With 4-bit integers, the warpgroups of a low tile take every second unit. With an even
-        // number of stages, each stage belongs to one of them. Otherwise a warpgroup could reach a
-        // stage whose previous unit, which it does not wait for, has not arrived, and mistake the
-        // phase before that unit for its own.
+        // With 4-bit integers, the two warpgroups of a low tile take alternate units. With an even
+        // number of stages, a stage always has units of the same warpgroup. With an odd number, the
+        // units of a stage would alternate between the warpgroups. A warpgroup could then reach a
+        // stage before the other warpgroup's unit has arrived there. The stage's barrier would still
+        // report the phase of the unit before that, which has the same parity as the phase that the
+        // warpgroup waits for, so the warpgroup would read the stage too early.
         if (Format::IS_INT4 && tile_rows <= HALF_ROWS) {
             stages.count &= ~1u;
         }

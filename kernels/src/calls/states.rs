@@ -5,7 +5,7 @@ use crate::{StateLayer, Tensor};
 /// The slot number of a state that is not written and of a snapshot that is not taken.
 pub const NO_STATE: u32 = u32::MAX;
 
-/// Snapshots of one sequence's state in a step.
+/// Maximum number of snapshots of one sequence's state per step.
 pub const SNAPSHOTS: usize = 2;
 
 /// Assignment of rows to sequences, and the slots of each sequence's state.

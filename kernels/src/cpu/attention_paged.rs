@@ -59,8 +59,8 @@ pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
         running.start((0..count).map(query), call.scale);
         let first_key = item.visible(0, call.window).start;
         let keys_end = item.visible(item.rows.len() - 1, call.window).end;
-        // Tiles start at multiples of their size with a window, too. Otherwise the rounding of a
-        // row would depend on the rows that are processed with it.
+        // Tiles start at multiples of their size even if there is a window. Otherwise the rounding
+        // of a row would depend on the rows that are processed with it.
         let first_tile = first_key / CPU_TILE_KEYS * CPU_TILE_KEYS;
         for start in (first_tile..keys_end).step_by(CPU_TILE_KEYS) {
             let keys = start.max(first_key)..keys_end.min(start + CPU_TILE_KEYS);

@@ -197,8 +197,8 @@ pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
         DType::F32 => out.copy_from_slice(Rows::<f32>::of(tensor).row(row)),
         DType::F16 => Rows::<f16>::of(tensor).row(row).convert_to_f32_slice(out),
         DType::BF16 => {
-            // A bf16 is the upper half of an f32. Written like this, the compiler widens
-            // eight numbers at once.
+            // A bf16 is the upper half of an f32. The compiler vectorizes this loop, eight numbers
+            // at once.
             let row = Rows::<bf16>::of(tensor).row(row);
             assert_eq!(row.len(), out.len(), "the output row has another length");
             for (out, half) in out.iter_mut().zip(row) {

@@ -274,8 +274,8 @@ fn bytes_of_a_row(part: &Tensor<'_>) -> usize {
     part.dtype().bytes(part.columns()).as_usize()
 }
 
-/// Returns the bytes of a unit. In both tensors, each row must be a whole number of units and begin
-/// on a multiple of a unit.
+/// Returns the bytes of a unit: `UNIT` if in both tensors each row begins on a multiple of `UNIT`
+/// and is a whole number of such units, otherwise `ODD_UNIT`.
 fn unit(tensors: [&Tensor<'_>; 2]) -> usize {
     let is_whole = |tensor: &Tensor<'_>| {
         let [pitch, columns] = [tensor.pitch(), tensor.columns()].map(|count| tensor.dtype().bytes(count).as_usize());

@@ -94,9 +94,9 @@ impl Cuda {
         self
     }
 
-    /// Returns the number of GEMMs that were first called outside autotuning. Each of these used
-    /// cuBLASLt's first proposal and may have loaded one of cuBLASLt's kernels. The number is zero
-    /// if autotuning was complete.
+    /// Returns the number of GEMMs outside autotuning that used cuBLASLt's first proposal, because
+    /// no measured algorithm supported them. Each of these GEMMs may have loaded one of cuBLASLt's
+    /// kernels. The number is zero if autotuning was complete.
     pub fn guesses(&self) -> usize {
         self.gemm.guesses()
     }

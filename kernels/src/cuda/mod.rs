@@ -1,5 +1,6 @@
 //! The backend for NVIDIA GPUs: kernels of this project, compiled ahead of time, and cuBLASLt's
-//! GEMMs. Activations, weights and the KV cache are bf16 (f16 on Turing); sums are f32.
+//! GEMMs. Unless they are quantized, activations, weights and the KV cache are bf16 (f16 on
+//! Turing). Sums are f32.
 //!
 //! | part | files |
 //! |---|---|

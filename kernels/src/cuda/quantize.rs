@@ -1,5 +1,5 @@
-//! Launches of the kernels that quantize activations: unchanged rows, norms and gates
-//! (`kernels/cuda/quantize.cu`, `quantize_large_m.cu`).
+//! Launches of the kernels that quantize activations, which are unchanged rows or the results of
+//! norms and gates (`kernels/cuda/quantize.cu`, `quantize_large_m.cu`).
 
 use bursar_budgets::Address;
 

@@ -123,7 +123,8 @@ fn has_chunks(call: &calls::GatedDelta<'_>) -> bool {
         && call.out.address().0.is_multiple_of(4)
 }
 
-/// Computes `sequences` sequences from `first` on, in chunks of tokens on the tensor cores.
+/// Computes `sequences` sequences, starting with sequence `first`, in chunks of tokens on the
+/// tensor cores.
 fn in_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>, first: usize, sequences: usize) -> Result<(), KernelError> {
     let (shape, kernels) = (call.layer.shape(), &cuda.entry_points().states);
     let rows = call.out.rows();
@@ -146,7 +147,7 @@ fn in_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>, first: usize, sequences:
     unsafe { cuda.launch(kernels.delta(shape.state_dtype).chunked, chunked, arguments()) }
 }
 
-/// Computes `sequences` sequences from `first` on, token by token.
+/// Computes `sequences` sequences, starting with sequence `first`, token by token.
 fn token_by_token(
     cuda: &Cuda,
     call: &calls::GatedDelta<'_>,

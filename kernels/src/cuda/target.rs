@@ -10,14 +10,14 @@ use super::{
 use crate::{DType, KvShape, QuantizationScheme, StateShape, int4};
 
 /// cuBLASLt's workspace for a GEMM. GEMMs of few rows split their sums over the inner dimension and
-/// need the workspace; NVIDIA recommends 32 MiB from Hopper on.
+/// need the workspace; NVIDIA recommends 32 MiB for Hopper and later.
 pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 
 /// Minimum number of features that a tile of a GEMM covers.
 pub(crate) const CUDA_FEATURES: usize = 64;
 
-/// Returns the bytes of scratch for choosing among `experts` experts for `rows` rows. The scratch
-/// contains a count for each thread block and expert: the choices of that expert in the block.
+/// Returns the bytes of scratch for choosing among `experts` experts for `rows` rows. For each
+/// thread block and expert, the scratch contains how many rows of the block chose the expert.
 pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
     DType::U32.bytes(rows.div_ceil(contract::route::BLOCK_ROWS) * experts)
 }
@@ -29,8 +29,8 @@ pub struct CudaTarget {
     pub capability: (u32, u32),
     /// Number of SMs (streaming multiprocessors).
     pub sms: usize,
-    /// The type of activations, weights and the KV cache: bf16 if the tensor cores support it (from
-    /// compute capability 8.0 on), otherwise f16. Any GPU can be set to f16.
+    /// The type of activations, weights and the KV cache: bf16 if the tensor cores support it
+    /// (compute capability 8.0 and later), otherwise f16. Any GPU can be set to f16.
     pub activation: DType,
 }
 
@@ -83,9 +83,8 @@ impl CudaTarget {
     /// Returns `true` if weights of this scheme and shape can be used. Every supported generation
     /// has kernels for FP8 weights. Hopper's TMA copies require rows that are a multiple of 16
     /// bytes and write 8 columns at a time. Kernels of other generations read 16 bytes at once and
-    /// otherwise have the same requirements as Hopper's kernels. Weights of 4-bit integers have
-    /// kernels from compute capability 8.0 on, for whole blocks of rows and whole groups of
-    /// columns.
+    /// otherwise have the same requirements as Hopper's kernels. Kernels for 4-bit integer weights
+    /// require compute capability 8.0 or later, whole blocks of rows and whole groups of columns.
     pub(crate) fn has_quantized(&self, scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool {
         if scheme.is_int4() {
             return self.capability >= (8, 0) && int4::is_whole(scheme, [rows, columns]);

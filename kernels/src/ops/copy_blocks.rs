@@ -1,5 +1,5 @@
 //! Copies between the device and host memory that run concurrently with passes: whole blocks of
-//! keys and values, rows of pictures, and states of sequences.
+//! keys and values, rows of picture embeddings, and states of sequences.
 
 use bursar_budgets::{Address, Bytes};
 

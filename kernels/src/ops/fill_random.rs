@@ -1,5 +1,5 @@
-//! Random numbers in place. The operation generates the weights of a model when their values do not
-//! matter, without a file or a copy from the host.
+//! Fills a tensor with random numbers on the device. The operation generates the weights of a model
+//! when their values do not matter, without a file or a copy from the host.
 //!
 //! Every backend draws the same bits from the same seed. In wrapping 64-bit integers, element `i`,
 //! counted from 0, is

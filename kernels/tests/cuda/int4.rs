@@ -1,4 +1,4 @@
-//! Weights of 4-bit integers on a GPU. Without a GPU, the test prints that it is skipped.
+//! 4-bit integer weights on a GPU. Without a GPU, the test prints that it is skipped.
 
 use std::sync::Arc;
 

@@ -280,7 +280,7 @@ impl Products {
         Products { activation, x: floats(Self::ROWS), plain: floats(Self::OUT), gated: floats(2 * Self::OUT) }
     }
 
-    /// Results for all rows, first those of the ungated GEMM.
+    /// Results for all rows: of the ungated GEMM, then of the gated GEMM.
     fn expected(&self) -> [Vec<f64>; 2] {
         let [x, plain, gated] = [&self.x, &self.plain, &self.gated].map(|numbers| rounded(self.activation, numbers));
         let product = |weight: &[f64], row: usize, out: usize| -> f64 {

@@ -160,8 +160,8 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
     let odd = [(3, 3584, 0), (37, 4104, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)];
     let small = sizes.into_iter().chain(odd).map(|size| (size, AT_ONCE, vec![2, 3, 4]));
-    // Sums of which each rank computes a share of the rows: a block has one piece, several pieces,
-    // or several pieces in each of two collectives.
+    // In these sizes, each rank computes a share of the rows of the sum. A thread block has one
+    // piece, several pieces, or several pieces in each of two collectives.
     let shared = [(397, 2048, 8), (8200, 104, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 4, 5]));
     for ((rows, columns, gap), at_once, ranks) in small.chain(shared) {
         for of in together(ranks) {
@@ -214,8 +214,9 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
 fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
     let formats = [Quantization::Rows, Quantization::Groups, Quantization::Fixed(0.01)];
     let formats = formats.map(|quantization| ActivationFormat::of(Some(quantization)));
-    // The sizes cover rows that are pushed, rows that are read, pieces of two and of four rows, and
-    // sums of which each rank computes a share. Very wide rows take two launches.
+    // The sizes cover rows that a rank pushes to other ranks, rows that it reads from them, pieces
+    // of two and of four rows, and sums whose rows are divided among the ranks. Very wide rows take
+    // two launches.
     let sizes = [(1, 3584, 0), (15, 8192, 8), (131, 1032, 8), (257, 1000, 8), (3, 8200, 0)];
     let small = sizes.map(|size| (size, AT_ONCE, vec![2, 3, 4, 5]));
     let shared = [(397, 2048, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 4, 5]));

@@ -161,9 +161,9 @@ pub fn states_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>
     }
 }
 
-/// Copies rows of a picture to the host, immediately overwrites them with later work, and copies
-/// them back to other rows. The call that copies them back also copies rows to the host, some of
-/// them from the rows that it overwrites.
+/// Copies rows of picture embeddings to the host, immediately overwrites them with later work, and
+/// copies them back to other rows. The call that copies them back also copies rows to the host.
+/// Some of the rows that this call copies to the host are rows that it also overwrites.
 pub fn rows_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     let (rows, width, slots) = (11, 5, 7);
     let row_bytes = DType::F32.bytes(width);

@@ -1,5 +1,5 @@
-//! GEMMs with weights of 4-bit integers, and their expected results: the elements are rounded once
-//! to the type of the scales, and sums are computed in `f64`.
+//! GEMMs with 4-bit integer weights, and their expected results: the elements are rounded once to
+//! the type of the scales, and sums are computed in `f64`.
 
 use bursar_kernels::*;
 

@@ -267,7 +267,7 @@ pub(super) fn chosen(logits: &[f64], top: usize, renormalized: bool) -> Vec<(usi
     order.into_iter().map(|expert| (expert, logits[expert].exp() / total)).collect()
 }
 
-/// Weights of a norm that do not amplify the error of the numbers that the norm divides.
+/// Weights of a norm, small enough that the norm does not amplify the error of its inputs.
 fn norm_weight(hidden: usize, random: &mut Random) -> Vec<f32> {
     random.floats(hidden).into_iter().map(|number| 0.5 * number).collect()
 }

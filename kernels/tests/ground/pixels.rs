@@ -38,7 +38,7 @@ impl PixelData {
         PixelData { bytes, layout, levels: pictures.iter().map(|_| levels(random)).collect(), places }
     }
 
-    /// The expected value of a patch, computed from its pixel's position in the whole picture.
+    /// One expected value of a patch, computed from the pixel's position in the whole picture.
     pub(super) fn value(&self, patch: usize, channel: usize, frame: usize, side: usize, [y, x]: [usize; 2]) -> f64 {
         let [picture, row, column] = [0, 1, 2].map(|axis| self.places[axis][patch] as usize);
         let [first, down, across, frames] = self.layout[picture].map(|number| number as usize);

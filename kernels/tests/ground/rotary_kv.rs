@@ -44,8 +44,8 @@ struct Inputs {
 }
 
 impl RotaryKv {
-    /// Heads of which only the first elements are rotated, with norms whose weights are centered on
-    /// zero, as in Qwen3.5.
+    /// Cases as in Qwen3.5: only the first elements of each head are rotated, and the weights of
+    /// the norms are centered on zero.
     pub fn partial_cases() -> Vec<RotaryKv> {
         let case = |(heads, kv_heads, head_dim, pairs): (usize, usize, usize, usize), axes| RotaryKv {
             heads,

@@ -16,8 +16,8 @@ use super::{
     wide::{Wide, floats, inside, wide},
 };
 
-/// One sequence of a step: its rows, its tokens including these rows, and the numbers of rows after
-/// which snapshots are taken. A sequence without tokens is padding.
+/// One sequence of a step: the number of its rows, the number of its tokens including these rows,
+/// and the row counts after which snapshots are taken. A sequence without tokens is padding.
 pub type Rows = (usize, usize, Vec<usize>);
 
 /// A step of the causal convolution or of the gated delta rule over one layer with states. The
@@ -42,9 +42,9 @@ pub enum Of {
     Conv,
     /// The output of the gated delta rule and all states.
     Delta,
-    /// All states after the gated delta rule. They are exact to the type of the matrices: all
-    /// sequences have at most `SHORT` rows, or keys do not have 128 elements, so that no kernel
-    /// computes in chunks with f16 operands.
+    /// All states after the gated delta rule. Their only large error is the rounding to the type of
+    /// the matrices, because no kernel computes these cases in chunks with f16 operands: all
+    /// sequences have at most `SHORT` rows, or keys do not have 128 elements.
     DeltaStates,
 }
 
@@ -57,7 +57,8 @@ struct SequenceSlots {
     snapshots: Vec<(usize, u32)>,
 }
 
-/// The most rows of a sequence that the gated delta rule computes token by token on every target.
+/// Maximum number of rows of a sequence for which every target computes the gated delta rule token
+/// by token.
 const SHORT: usize = 4;
 
 /// Random inputs other than the rows, drawn before the rows.
@@ -99,7 +100,7 @@ impl Step {
         let mixed = [decoding.clone(), rest.to_vec()].concat();
         let prompts =
             [(128, 128, vec![128]), (1, 2, vec![]), (63, 70, vec![]), (129, 200, vec![64, 65]), (2, 2, vec![1])];
-        // Drafts are verified, and the first sequence of padding has all rows of padding.
+        // A step that verifies drafts. All padding rows belong to the first padding sequence.
         let verifying = vec![(4, 30, vec![1]), one(9), (SHORT, SHORT, vec![2, 4]), (3, 0, vec![]), (0, 0, vec![])];
         let mut cases = Vec::new();
         for (taps, sequences) in [(2, &mixed), (3, &decoding), (4, &mixed), (4, &prompts.to_vec()), (4, &verifying)] {

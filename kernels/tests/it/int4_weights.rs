@@ -1,4 +1,4 @@
-//! Weights of 4-bit integers by groups of columns on a CPU.
+//! 4-bit integer weights with a scale per group of columns, on a CPU.
 
 use bursar_budgets::Workspace;
 use bursar_kernels::*;

@@ -1,5 +1,5 @@
-//! Random numbers in place: they do not depend on the number of threads, and they have the
-//! requested distribution.
+//! Random weights: the numbers do not depend on the number of threads, and they have the requested
+//! distribution.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{

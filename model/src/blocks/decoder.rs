@@ -337,10 +337,10 @@ impl Decoder {
         })
     }
 
-    /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if it is
-    /// `None`. The other rows are read only by the attention of later tokens, so the last layer
-    /// computes only their keys and values. For a prompt and the shape of a 7B model, this saves
-    /// one thirtieth of the work.
+    /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if
+    /// `chosen_rows` is `None`. If at most half of the rows are chosen, the last layer computes
+    /// only keys and values for the other rows, because only the attention of later tokens reads
+    /// them. For a prompt and the shape of a 7B model, this saves one thirtieth of the work.
     fn run<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

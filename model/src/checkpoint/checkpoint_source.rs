@@ -208,9 +208,9 @@ impl RandomCheckpoint {
     }
 
     /// The same checkpoint, with routers that prefer some experts, as the routers of trained
-    /// mixtures do for text. By Zipf's law, the expert of rank `r` is chosen in proportion to
-    /// `r^-exponent`, but for at most 45 % of all rows. Without a skew, experts are chosen evenly,
-    /// which reads the most weights.
+    /// mixtures do for text. By Zipf's law, the `r`-th most frequent expert is chosen in proportion
+    /// to `r^-exponent`, but for at most 45 % of all rows. Without a skew, experts are chosen
+    /// evenly, which reads the most weights.
     pub fn with_routing_skew(self, exponent: f32) -> Self {
         RandomCheckpoint { routing_skew: Some(exponent), ..self }
     }

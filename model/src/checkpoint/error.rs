@@ -124,7 +124,7 @@ pub enum CheckpointError {
         packed: String,
         module: String,
     },
-    /// A module has a packed weight and one that is not packed.
+    /// A module has both a packed weight and a weight that is not packed.
     #[error("module {module} has both {weight} and {packed}; expected one of them")]
     PackedTwice {
         module: String,

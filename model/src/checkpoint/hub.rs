@@ -59,7 +59,7 @@ impl HubModel {
     }
 
     /// Fetches every file of the checkpoint that is not in the cache yet, and returns the folder
-    /// that then contains all files. Blocks. Partial files of earlier fetches are continued.
+    /// that then contains all files. This call blocks. Interrupted downloads are resumed.
     ///
     /// # Errors
     /// [`CheckpointError::Hub`] for the id, the cache or the download.

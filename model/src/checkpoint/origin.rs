@@ -44,7 +44,7 @@ impl CheckpointOrigin {
         }
     }
 
-    /// Fetches the files that are not on this machine yet, and opens a GGUF file. Blocks.
+    /// Fetches the files that are not on this machine yet, or opens a GGUF file. This call blocks.
     ///
     /// # Errors
     /// The errors of [`GgufFile::open`]. [`CheckpointError::Hub`] for the id, the cache or the

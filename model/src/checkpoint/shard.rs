@@ -32,8 +32,8 @@ pub struct Shard {
 /// The location and the storage of a tensor in its file.
 #[derive(Clone, Debug)]
 pub(super) struct StoredTensor {
-    /// The storage and the type that the elements are read as, or the name
-    /// of an unsupported storage.
+    /// The storage and the type that the elements are read as, or the name of an unsupported
+    /// storage.
     pub stored: Result<(Stored, TensorType), UnsupportedStorage>,
     pub shape: Vec<usize>,
     /// Byte range in the file.

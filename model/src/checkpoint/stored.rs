@@ -1,5 +1,5 @@
-//! Storage formats of a tensor's elements in a file: separate elements, ggml's
-//! blocks of quantized elements, or packed integers.
+//! Storage formats of a tensor's elements in a file: separate elements, ggml's blocks of quantized
+//! elements, or packed integers or FP4 numbers.
 
 pub use bursar_kernels::BlockType;
 use bursar_kernels::DType;

@@ -23,7 +23,8 @@ const NEAREST_MAX: usize = 3;
 pub struct TensorIndex {
     shards: Vec<Shard>,
     locations: BTreeMap<String, TensorLocation>,
-    /// The parts of packed weights, with their indices in `shards`.
+    /// The names of the tensors that packed weights consist of. Each value is the index in `shards`
+    /// of the shard that has the tensor.
     parts: BTreeMap<String, usize>,
     /// Settings for drawing tensors; `None` if there are shards.
     drawn: Option<Drawn>,
@@ -55,9 +56,10 @@ fn open(source: &CheckpointSource, file: &str, format: Format) -> Result<Option<
 }
 
 impl TensorIndex {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names, or
-    /// otherwise the corresponding files of torch. A random checkpoint has no files and provides
-    /// any tensor that is requested.
+    /// Opens the weights of a checkpoint: `model.safetensors`, or the shards that
+    /// `model.safetensors.index.json` names, or safetensors files without an index, or otherwise
+    /// the corresponding files of torch. A GGUF checkpoint has its own shards. A random checkpoint
+    /// has no files and provides any tensor that is requested.
     ///
     /// # Errors
     /// Files are missing or damaged, a shard's name points outside the folder, or the index and the

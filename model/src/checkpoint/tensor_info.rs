@@ -28,7 +28,8 @@ pub struct TensorInfo<'a> {
     pub(super) pitch: usize,
     /// The part's first row and first column, if the part has the bytes of the whole tensor.
     pub(super) first: [usize; 2],
-    /// The whole weight, if its elements are packed integers. `bytes` are its words.
+    /// The whole weight, if its elements are packed integers or packed FP4 numbers. `bytes` are its
+    /// words.
     pub(crate) packed: Option<PackedMatrix<'a>>,
 }
 
@@ -131,8 +132,8 @@ impl<'a> TensorInfo<'a> {
     }
 
     /// The stored bytes of the model's row `row`. [`rows`](Self::rows) defines the rows. If the
-    /// columns are reordered, the result is the whole stored row. If blocks are cut, the result has
-    /// the whole blocks, which begin up to a block earlier.
+    /// columns are reordered, the result is the whole stored row. If the part cuts blocks, the
+    /// result consists of whole blocks, so it may begin before the part's first column.
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
         let of_row = &self.bytes[self.stored_row(row) * self.pitch..];
         match self.order {
@@ -168,7 +169,8 @@ impl<'a> TensorInfo<'a> {
         (self.dtype, self.shape, self.bytes) == (other.dtype, other.shape, other.bytes) && self.packed == other.packed
     }
 
-    /// The part's first column in the whole tensor, if the tensor is reordered or packed.
+    /// The part's first column in the whole tensor. The result is 0 unless the tensor is reordered
+    /// or packed, or the part cuts blocks.
     pub(crate) fn first_column(&self) -> usize {
         self.first[1]
     }

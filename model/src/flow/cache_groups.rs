@@ -34,9 +34,9 @@ impl CacheGroup {
     /// sequence holds the blocks of the window and of up to two steps, one running and one planned.
     fn blocks_for(&self, tokens: usize, step_tokens: usize) -> usize {
         let all = tokens.div_ceil(BLOCK_TOKENS);
-        // The held range is two steps and the `window - 1` tokens before them. A range of `n` tokens
-        // that starts anywhere in a block touches at most `(n - 1).div_ceil(BLOCK_TOKENS) + 1`
-        // blocks.
+        // The held range is two steps and the `window - 1` tokens before them. A range of `n`
+        // tokens that starts anywhere in a block touches at most
+        // `(n - 1).div_ceil(BLOCK_TOKENS) + 1` blocks.
         let within = |window: usize| (window + 2 * step_tokens - 2).div_ceil(BLOCK_TOKENS) + 1;
         self.window.map_or(all, |window| all.min(within(window)))
     }

@@ -8,7 +8,7 @@ use super::{BlockTable, NextToken, POSITION_AXES, SequencePart, StepBatch};
 pub struct FurtherDrafts {
     /// Number of further drafts, at least 1.
     pub count: usize,
-    /// Index in the sequence of the token that the step chooses in its first logit row.
+    /// Index, within the sequence, of the token that the step samples in its first logit row.
     pub index: usize,
     /// Position of that token on all axes.
     pub position: u32,

@@ -45,8 +45,8 @@ pub struct SequencePart<'a> {
     /// The number of last tokens whose logits are returned: 0 in the middle of a prompt, otherwise
     /// 1 and one for each drafted token at the end of `tokens`.
     pub logit_rows: usize,
-    /// Number of leading tokens that an earlier step ran as drafts and accepted. This step runs them
-    /// again to update the recurrent state.
+    /// Number of leading tokens that an earlier step ran as drafts and accepted. This step runs
+    /// them again to update the recurrent state.
     pub repeated: usize,
     /// The range of `tokens` to score. The logits of each of these tokens give the log-probability
     /// of the next token.
@@ -83,7 +83,7 @@ pub struct EmbeddingRows<'a> {
     pub cache_rows: &'a [u32],
 }
 
-/// The token after the tokens of a sequence in a step, which a draft head reads.
+/// The token that follows the tokens of a sequence in a step. A draft head reads this token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextToken {
     /// The step chooses the token. The last token of the part has logits.
@@ -149,11 +149,11 @@ pub struct StepBatch {
     /// Number of query-key pairs in attention.
     pub query_key_pairs: u64,
     /// Number of leading sequences that have one row, or that decode with at most [`SHORT_ROWS`]
-    /// rows. Attention treats each of their rows as a sequence with one row, and recurrent states are
-    /// updated token by token. The results are then the same as if each token were decoded in a
-    /// separate step. If the step also has a longer sequence, only sequences with one row count, so
-    /// that no block table is repeated and the block tables of the step need no more memory than in
-    /// the worst cases.
+    /// rows. Attention treats each of their rows as a sequence with one row, and recurrent states
+    /// are updated token by token. The results are then the same as if each token were decoded in a
+    /// separate step. If the step also has a longer sequence, this number includes only sequences
+    /// that have one row. No block table is then repeated, so the block tables of the step need no
+    /// more memory than in the worst cases.
     pub short_sequences: usize,
     /// Inputs of the draft head's pass after this step. `None` if the model was loaded without its
     /// draft head.
@@ -204,8 +204,9 @@ impl StepBatch {
         StepBatch { drafts: Some(inputs), ..StepBatch::pack(parts) }
     }
 
-    /// The batch of the draft head's pass after this step: the same rows, each with the token after
-    /// it as its input. It has no scores and no recurrent states.
+    /// The batch of the draft head's pass after this step. The batch has the same rows, and the
+    /// input of each row is the token after that row. The batch has no scores and no recurrent
+    /// states.
     ///
     /// # Panics
     /// If the batch was packed without inputs of a draft head.

@@ -174,8 +174,8 @@ impl StepLayout {
         }
     }
 
-    /// Like [`decode`](Self::decode), but sequences with a recurrent state may have several rows each.
-    /// At most `logit_rows` rows of the step sample.
+    /// Like [`decode`](Self::decode), but sequences with a recurrent state may have several rows
+    /// each. At most `logit_rows` rows of the step sample.
     pub fn verify(rows: usize, logit_rows: usize, format: StepFormat, context_tokens: usize) -> Self {
         StepLayout {
             states: StateCounts::of_rows(rows, 0, format),
@@ -186,7 +186,7 @@ impl StepLayout {
         }
     }
 
-    /// The same layout for sequences that may have drafted tokens, in a model without recurrent states.
+    /// The same layout for sequences that may have drafts, in a model without recurrent states.
     pub fn with_linked_rows(self, has_linked_rows: bool) -> Self {
         StepLayout { has_linked_rows, ..self }
     }

@@ -204,10 +204,11 @@ impl ImageProcessorConfig {
         raw.over(ImageProcessorConfig::default())
     }
 
-    /// Parses the settings of a video processor from `video_preprocessor_config.json` or,
-    /// without such a file, from `preprocessor_config.json`, as transformers does. Missing
-    /// settings take the defaults of `Qwen2VLVideoProcessor`, whose frames are smaller than
-    /// pictures, or of `Qwen3VLVideoProcessor`.
+    /// Parses the settings of a video processor. They are in the part `video_processor` of
+    /// `processor_config.json`, or else in `video_preprocessor_config.json`, or else in
+    /// `preprocessor_config.json`, as in transformers. Missing settings take the defaults of
+    /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, or of
+    /// `Qwen3VLVideoProcessor`.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].

@@ -42,7 +42,7 @@ pub enum ImageFormat {
 // Brands of files with HEVC and AV1 pictures (ISO/IEC 23008-12, annex B; AVIF 1.1, section 6).
 const HEIC_BRANDS: [&[u8]; 8] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"];
 const AVIF_BRANDS: [&[u8]; 2] = [b"avif", b"avis"];
-/// Number of compatible brands that are examined.
+/// Maximum number of brands that are examined, including the major brand.
 const BRANDS_MAX: usize = 32;
 
 /// The picture format of an ISO base media file, from its brands (the major brand first).
@@ -100,7 +100,7 @@ pub struct DecodeCost {
     pub scratch_bytes: Bytes,
     /// The RGB picture, which remains after decoding.
     pub rgb_bytes: Bytes,
-    /// A second RGB picture, if converting gray or applying the EXIF orientation needs one.
+    /// A second RGB picture, if converting gray or applying the orientation needs one.
     pub second_rgb_bytes: Bytes,
 }
 
@@ -117,9 +117,9 @@ impl DecodeCost {
 pub struct ImageHeader {
     /// Format, detected from the first bytes.
     pub format: ImageFormat,
-    /// Width in pixels as displayed, after the EXIF orientation is applied.
+    /// Width in pixels as displayed, after the EXIF or XMP orientation is applied.
     pub width: u32,
-    /// Height in pixels as displayed, after the EXIF orientation is applied.
+    /// Height in pixels as displayed, after the EXIF or XMP orientation is applied.
     pub height: u32,
     /// Host bytes that decoding takes.
     pub cost: DecodeCost,

@@ -274,9 +274,8 @@ impl MediaProcessors {
 }
 
 impl MediaError {
-    /// Converts an error about the last files of a request to an error about the whole request.
-    /// Adds the number of pictures or videos in `before`, which are the preceding files, to the
-    /// index.
+    /// Converts an error about the files after `before` to an error about the whole request. The
+    /// index in the error is increased by the number of pictures or videos in `before`.
     #[must_use]
     pub fn after(mut self, before: &[MediaPlan]) -> Self {
         let videos = before.iter().filter(|plan| matches!(plan, MediaPlan::Video { .. })).count();

@@ -37,9 +37,9 @@ pub struct PixelBounds {
 }
 
 impl PixelBounds {
-    /// Upper bound on the pixels of a resized picture, unless the picture is thin or has few tokens.
-    /// Enlarging rounds sides up. If `min` is close to `max`, an enlarged picture may therefore
-    /// exceed `max`, but by less than `min`.
+    /// Upper bound on the pixels of a resized picture, unless the picture is thin or has few
+    /// tokens. Enlarging rounds sides up. If `min` is close to `max`, an enlarged picture may
+    /// therefore exceed `max`, but by less than `min`.
     pub fn reach(self) -> u64 {
         self.max.max(self.min.saturating_mul(2))
     }

@@ -1,5 +1,5 @@
-//! Pure: the first directory of a TIFF or BigTIFF (TIFF 6.0, section 2), also of the TIFF inside
-//! EXIF. Values are read from the file on demand, so a directory takes no memory.
+//! Pure: the first directory of a TIFF or BigTIFF (TIFF 6.0, section 2), including a TIFF inside
+//! EXIF data. Values are read from the file on demand, so a directory takes no memory.
 
 /// Maximum entries that are examined. Real directories have a few dozen.
 const ENTRIES_MAX: u64 = 4096;

@@ -120,8 +120,8 @@ impl Sampler {
         self.grammar.is_some()
     }
 
-    /// The number of leading tokens of `next` that the sampler's grammar allows after `produced`: all
-    /// of them if there is no grammar, and 0 if the grammar has failed.
+    /// The number of leading tokens of `next` that the sampler's grammar allows after `produced`:
+    /// all of them if there is no grammar, and 0 if the grammar has failed.
     pub fn allowed_prefix_len(&self, produced: &[u32], next: &[u32]) -> usize {
         let allowed = self.grammar.as_ref().map(|grammar| grammar.allowed_prefix_len(produced, next).unwrap_or(0));
         allowed.unwrap_or(next.len())

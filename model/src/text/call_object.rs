@@ -40,7 +40,7 @@ enum Key {
 /// The role of one character in the object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Seen {
-    /// A character that requires no action of the caller.
+    /// A character that requires no action from the caller.
     More,
     /// The last character of the name.
     Name,

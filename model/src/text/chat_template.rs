@@ -356,8 +356,8 @@ impl ChatTemplate {
 
     fn context(&self, messages: Value, inputs: &TemplateInputs) -> Value {
         let now = inputs.now_unix_seconds;
-        // The variable `tools` is left out if there are
-        // no tools: see `template_metering::OPTIONAL`.
+        // The variable `tools` is left out if there are no tools: see
+        // `template_metering::OPTIONAL`.
         let tools = inputs.tools.as_ref().map(|tools| ("tools", Value::from(Serde(tools))));
         let own = [
             ("messages", messages),

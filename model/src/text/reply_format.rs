@@ -31,9 +31,9 @@ pub enum ToolFormat {
     /// calls are separated by semicolons (Llama 3.1's model card).
     Llama3Json,
     /// `<tool_call>\n<function=NAME>\n<parameter=NAME>\nVALUE\n</parameter>\n</function>\n</tool_call>`,
-    /// with text and further calls around it as in Hermes. The tool's schema decides whether `VALUE`
-    /// is text or JSON. Qwen3-Coder, Qwen3.5 and later write this format; vLLM and SGLang name it
-    /// `qwen3_coder`.
+    /// with text and further calls around it as in Hermes. The tool's schema decides whether
+    /// `VALUE` is text or JSON. Qwen3-Coder, Qwen3.5 and later write this format; vLLM and SGLang
+    /// name it `qwen3_coder`.
     QwenXml,
 }
 

@@ -21,10 +21,10 @@ const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursd
 
 struct Moment {
     year: i64,
-    month: usize,   // from 0
+    month: usize,   // 0 is January
     day: i64,       // from 1
     year_day: i64,  // from 1
-    weekday: usize, // from Sunday
+    weekday: usize, // 0 is Sunday
     hour: i64,
     minute: i64,
     second: i64,

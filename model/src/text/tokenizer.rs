@@ -91,8 +91,10 @@ impl Tokenizer {
 
     /// Same as [`encode`](Self::encode), but stops soon after `tokens_max` tokens. Time and memory
     /// do not depend on the rest of the text. Long texts are encoded in pieces, which together have
-    /// the same tokens as the whole text. One exception: if 64 KiB of text have no blank after a
-    /// word, a word may be split between two pieces. An added token is never split.
+    /// the same tokens as the whole text. There are two exceptions, in which a word may be split
+    /// between two pieces: 64 KiB of text have no blank or punctuation mark after a word, or a text
+    /// is longer than 1 MiB and no safe place to split is known for the tokenizer. An added token
+    /// is never split.
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`] and [`TextError::Encode`].

@@ -1,5 +1,6 @@
-//! A tokenizer in several files: `vocab.json` and `merges.txt` as in GPT-2. They are combined as
-//! transformers does if there is no `tokenizer.json` (5.17, `tokenization_qwen2.py`).
+//! A tokenizer in several files: `vocab.json` and `merges.txt` as in GPT-2. The files are combined
+//! in the same way as in transformers if there is no `tokenizer.json` (5.17,
+//! `tokenization_qwen2.py`).
 
 use std::collections::BTreeMap;
 

@@ -50,9 +50,9 @@ impl WeightMap<'_> {
         Ok(Some(Weight::in_blocks(data, blocks)))
     }
 
-    /// The type of the blocks in which the columns `of_row` of the tensor `name` can stay. `None` if
-    /// the file does not have blocks, the target does not multiply them, the elements are changed
-    /// or reordered within rows while they are read, or a block would be cut.
+    /// The type of the blocks in which the columns `of_row` of the tensor `name` can stay. `None`
+    /// if the file does not have blocks, the target does not multiply them, the elements are
+    /// changed or reordered within rows while they are read, or a block would be cut.
     pub(super) fn block_type(&self, name: &str, of_row: RankShard) -> Result<Option<BlockType>, WeightError> {
         if !self.target.keeps_blocks() || self.checkpoint.tensors.random(name, 0).is_some() {
             return Ok(None);

@@ -121,18 +121,19 @@ impl WeightMap<'_> {
         self.copies().iter().filter(|copy| !copy.is_duplicate).filter_map(of_copy).sum()
     }
 
-    /// Whether the weight of the projection `name` is claimed as 4-bit integers if its columns are
-    /// whole groups.
+    /// Whether the weight of the projection `name` is claimed as 4-bit integers. The columns of the
+    /// weight are assumed to be whole groups.
     pub(super) fn is_int4(&self, name: &str) -> Result<bool, WeightError> {
         let part = (format!("{name}.weight"), 0.into());
         Ok(self.int4_format(&[part], 0.into(), WeightLayout::default())?.is_some())
     }
 
     /// The format of a weight of 4-bit integers. `None` if the weight is not quantized, or is
-    /// widened while it is read: integers of 8 bits, columns in another order, parts with different
-    /// groups, columns that are not whole groups, rows that are not whole blocks, or a target
-    /// without kernels. If the user asks for 4-bit integers, weights whose columns are not whole
-    /// groups or whose rows are not whole blocks stay unquantized.
+    /// widened while it is read. A packed weight is widened if it has FP4 numbers or integers of 8
+    /// bits, if its columns are in another order or are not whole groups, if its rows are not whole
+    /// blocks, if its parts have different groups, or if the target or the operation has no
+    /// kernels. If the user asks for 4-bit integers, weights whose columns are not whole groups or
+    /// whose rows are not whole blocks stay unquantized.
     ///
     /// # Errors
     /// The user asks for 4-bit integers, and the target has no kernels for them.

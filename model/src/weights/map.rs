@@ -253,9 +253,10 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Refuses tensors that no layer has claimed, because the model would run without them and give
-    /// wrong replies. Call this after the last claim. Only [tied
-    /// tensors](WeightMap::allow_tied), buffers of rotary frequencies, and scales of keys and
-    /// values that are not needed may stay unclaimed.
+    /// wrong replies. Call this after the last claim. Only the following tensors may stay
+    /// unclaimed: [tied tensors](WeightMap::allow_tied), tensors that only other ranks read or that
+    /// were [left unread](WeightMap::leave_unread), buffers of rotary frequencies, scales of keys
+    /// and values that are not needed, and biases of packed weights that are all 0.
     ///
     /// # Errors
     /// [`WeightError::Extra`], and [`WeightError::AttentionScale`] for scales that attention in
@@ -285,8 +286,8 @@ impl<'c> WeightMap<'c> {
         self.segment.used()
     }
 
-    /// The number of parameters: the elements of the checkpoint's tensors, without padding.
-    /// Tied tensors count once.
+    /// The number of parameters: the elements of the checkpoint's weights, without padding and
+    /// without the scales of quantized weights. Tied tensors count once.
     pub fn parameters(&self) -> u64 {
         let is_parameter =
             |copy: &&WeightCopy| matches!(copy.source, WeightSource::Tensor(_) | WeightSource::Random(..));

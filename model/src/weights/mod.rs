@@ -4,10 +4,10 @@
 //! fused. The claims determine the segment's size without reading a weight. The same claims, made
 //! again for a real segment, determine the source and the destination of each copy.
 //!
-//! A [`WeightMap`] records the claims. `projections`, `experts`, `quantized_weight`, `block_rows`, `int4`
-//! and `cache_scales` add methods to the map. The map consists of the segment's layout, the formats of
-//! the checkpoint's modules, and the names of the tensors that are read. `upload` makes the copies
-//! of a map.
+//! A [`WeightMap`] records the claims. `projections`, `experts`, `quantized_weight`, `block_rows`,
+//! `int4` and `cache_scales` add methods to the map. The map consists of the segment's layout, the
+//! formats of the checkpoint's modules, and the names of the tensors that are read. `upload` makes
+//! the copies of a map.
 
 mod block_rows;
 mod cache_scales;

@@ -19,8 +19,8 @@ impl WeightMap<'_> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
-    /// Whether the weight of the projection `name` will be quantized, or stay in the packed integers or
-    /// the quantized blocks of its file.
+    /// Whether the weight of the projection `name` will be quantized, or stay in the packed
+    /// integers or the quantized blocks of its file.
     ///
     /// # Errors
     /// The checkpoint's formats contradict each other, or the tensor is missing.

@@ -29,9 +29,9 @@ pub(super) struct Matrices {
 }
 
 impl WeightMap<'_> {
-    /// Claims `module.weight` of the given modules, each with its number of rows, as one
-    /// weight with concatenated rows. `inputs` names the modules whose fixed activation scales
-    /// are read: at least these modules.
+    /// Claims `module.weight` of the given modules, each with its number of rows, as one weight
+    /// with concatenated rows. `inputs` names the modules whose fixed activation scales are read:
+    /// the modules in `modules`, and possibly others.
     pub(super) fn weight(
         &mut self,
         modules: &[(String, RankShard)],
@@ -151,7 +151,8 @@ impl WeightMap<'_> {
         self.scales(shape, WeightSource::Made, None);
     }
 
-    /// Claims the checkpoint's scales `name` of matrices, for blocks of `height` rows.
+    /// Claims the checkpoint's tensor `name`, which has the scales of matrices. The claimed memory
+    /// has one scale for each block of `height` rows.
     fn stored_scales(
         &mut self,
         name: &str,

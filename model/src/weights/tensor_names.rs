@@ -31,7 +31,8 @@ pub(super) struct TensorNames {
     read: Vec<String>,
     /// The first parts of the names that were claimed outside the decoder.
     outside: BTreeSet<String>,
-    /// Names of tensors, and of modules with all their tensors, that other ranks read.
+    /// Names of tensors, and of modules with all their tensors, that this rank leaves unread: other
+    /// ranks read them, or the model does not compute with them.
     elsewhere: BTreeSet<String>,
 }
 
@@ -56,7 +57,7 @@ impl TensorNames {
         self.outside.insert(root(name).to_owned());
     }
 
-    /// Leaves tensors, and modules with all their tensors, to other ranks.
+    /// Leaves tensors, and modules with all their tensors, unread on this rank.
     pub fn leave_to_other_ranks(&mut self, names: impl IntoIterator<Item = String>) {
         self.elsewhere.extend(names);
     }
@@ -112,7 +113,7 @@ impl TensorNames {
         })
     }
 
-    /// Whether other ranks read the tensor `name`.
+    /// Whether this rank leaves the tensor `name` unread.
     fn is_elsewhere(&self, name: &str) -> bool {
         self.elsewhere.contains(name)
             || name.match_indices('.').any(|(module, _)| self.elsewhere.contains(&name[..module]))
@@ -126,8 +127,8 @@ impl TensorNames {
     }
 }
 
-/// Whether a tensor is the bias of a packed weight and all its elements are 0. AutoGPTQ writes such a
-/// bias for each layer that has none.
+/// Whether a tensor is the bias of a packed weight and all its elements are 0. AutoGPTQ writes such
+/// a bias for each layer that has none.
 fn is_zero_bias(checkpoint: &Checkpoint, name: &str) -> bool {
     let Some(module) = name.strip_suffix(".bias") else { return false };
     checkpoint.tensors.is_packed(&format!("{module}.weight"))

@@ -307,8 +307,8 @@ fn upload_quantized<B: Backend>(
     with_whole_tensor(found, unpacked, each)
 }
 
-/// Calls `each` with all bytes of a tensor, because scale blocks, blocks of rows and matrices do not
-/// end at the ends of unpacked parts.
+/// Calls `each` with all bytes of a tensor, because scale blocks, blocks of rows and matrices may
+/// extend across the ends of unpacked parts.
 fn with_whole_tensor(
     found: &TensorInfo<'_>,
     unpacked: &mut Vec<u8>,

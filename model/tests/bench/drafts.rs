@@ -16,7 +16,8 @@ pub struct Drafted {
     pub drafts: Vec<Vec<Vec<f32>>>,
 }
 
-/// The batch of further draft `draft` (1 for the first): a row for each chunk.
+/// The batch of draft number `draft`, with one row for each chunk. Draft 0 uses the batch of the
+/// step, so `draft` is at least 1.
 fn further(chunks: &[SequenceChunk<'_>], draft: usize) -> StepBatch {
     let positions: Vec<_> = chunks.iter().map(|chunk| chunk.draft_position(draft)).collect();
     let parts: Vec<_> = chunks.iter().zip(&positions).map(|(chunk, position)| chunk.draft(draft, position)).collect();
@@ -24,8 +25,8 @@ fn further(chunks: &[SequenceChunk<'_>], draft: usize) -> StepBatch {
 }
 
 impl<B: Backend> Bench<B> {
-    /// Runs one step over the next tokens of some sequences, and then `count` drafts for each row with
-    /// logits. If `count` is above 1, each chunk must have exactly one such row.
+    /// Runs one step over the next tokens of some sequences, and then `count` drafts for each row
+    /// with logits. If `count` is above 1, each chunk must have exactly one such row.
     pub fn step_and_draft(&self, chunks: &mut [SequenceChunk<'_>], count: usize) -> Drafted {
         let pictures: Vec<_> = chunks.iter().map(SequenceChunk::pictures).collect();
         let parts: Vec<_> = chunks.iter().zip(&pictures).map(|(chunk, pictures)| chunk.part(pictures)).collect();

@@ -107,8 +107,8 @@ impl Gpu {
                 scope.spawn(move || {
                     let mut cuda = Cuda::new(kernels).expect("a stream").linked(link);
                     if sharing > 1 {
-                        // The library loads its kernels at first use, which waits
-                        // for all running kernels.
+                        // cuBLASLt loads a kernel at its first use. Loading waits for all running
+                        // kernels, and a running kernel may wait for this rank.
                         cuda = cuda.with_gemm_backend(GemmBackend::Ours);
                     }
                     let bench = Bench::on(checkpoint(), cuda, memory, sizes);

@@ -141,13 +141,14 @@ impl SequenceChunk<'_> {
         NextToken::Known { token: *token, cache_row: row }
     }
 
-    /// The position of the row that computes further draft `draft` (1 for the first).
+    /// The position of the row that computes draft number `draft`. Draft 0 uses the rows of the
+    /// step, so `draft` is at least 1.
     pub(super) fn draft_position(&self, draft: usize) -> [u32; 3] {
         self.sequence.positions[self.chunk().end - 1].map(|axis| axis + draft as u32)
     }
 
-    /// The row that computes further draft `draft` (1 for the first). Its `tokens` are a placeholder
-    /// that no pass reads.
+    /// The row that computes draft number `draft`, which is at least 1. The `tokens` of the row are
+    /// a placeholder that no pass reads.
     pub(super) fn draft<'s>(&'s self, draft: usize, position: &'s [u32; 3]) -> SequencePart<'s> {
         SequencePart {
             tokens: &[0],

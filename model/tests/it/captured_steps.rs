@@ -63,8 +63,8 @@ fn slots(sequence: usize, cached: usize) -> [u32; 2] {
     [slot, if cached == 0 { slot } else { slot + 10 }]
 }
 
-/// A step over the tokens of each sequence after its first `cached` tokens. Each sequence chooses a
-/// token after its last one.
+/// A step over the tokens of each sequence after its first `cached` tokens. Only the last token of
+/// each sequence has logits.
 fn batch(tokens: &[Vec<u32>], cached: &[usize], format: StepFormat) -> StepBatch {
     let rows = tokens.iter().zip(cached).enumerate().map(|(sequence, (tokens, cached))| Rows {
         sequence,

@@ -1,8 +1,8 @@
-//! Qwen3-VL, Qwen2-VL and InternVL compared with results of transformers: prompts including the
-//! text around pictures and videos, positions, vision cache rows, logits and answers, with whole
-//! prompts, in chunks, and batched with others. `qwen3_vl` has tower heads of 64, a tied head, and
-//! one decoder layer more than DeepStack features. `qwen3_vl_72` has tower heads of 72, and a
-//! DeepStack feature that is added after its last decoder layer. `qwen3_vl_moe` has experts.
+//! Qwen3-VL, Qwen2-VL, Qwen3.5 and InternVL compared with results of transformers: prompts
+//! including the text around pictures and videos, positions, vision cache rows, logits and answers,
+//! with whole prompts, in chunks, and batched with others. `qwen3_vl` has tower heads of 64, a tied
+//! head, and one decoder layer more than DeepStack features. `qwen3_vl_72` has tower heads of 72,
+//! and a DeepStack feature that is added after its last decoder layer. `qwen3_vl_moe` has experts.
 //! `qwen2_vl` has tower heads of 80. `internvl` has InternViT-300M's layers and transformers'
 //! names. `internvl_chat` has the layers of InternViT-6B and the released names, settings and
 //! template.

@@ -1,5 +1,5 @@
-//! Hybrid models: configurations that are refused, memory by layer, and states that are shared by
-//! snapshots inside a step.
+//! Hybrid models: configurations that are refused, memory by layer, states in bf16, heads divided
+//! among ranks, and the tensors of released checkpoints.
 
 use std::{fs, path::Path, sync::Arc};
 

@@ -148,8 +148,8 @@ fn each_rank_encodes_its_share_of_the_pictures() {
 
 #[test]
 fn heads_that_ranks_cannot_divide_are_refused_with_possible_numbers() {
-    // The cases: a single query head; 14 query heads, of which seven share a KV head, on more ranks
-    // than KV heads; and experts.
+    // The cases: a single query head; 14 query heads, seven for each KV head, on more ranks than KV
+    // heads; and experts.
     for (folder, of, expected, hint) in [
         (QWEN2_VL, 2, "query heads cannot be divided among 2 ranks: there are 1", "1"),
         (QWEN2, 4, "query heads cannot be divided among 4 ranks: there are 14", "1, 2"),

@@ -207,7 +207,8 @@ fn log_probabilities_ignore_temperature_penalties_and_bias() {
     let expected = [1, 3, 5, 0].map(of); // 3 and 5 are equal
     assert_eq!(4, reported.top.len());
     assert!(expected.iter().zip(&reported.top).all(|(a, b)| close(*a, *b)), "{reported:?}");
-    // The next token of a prompt gets the same result, and its probability may be 0.
+    // `log_probabilities`, which scores the next token of a prompt, gives the same result. A token
+    // of a prompt may have the probability 0.
     assert_eq!(*reported, log_probabilities(&logits(), 7, 4).expect("a row"));
     let impossible = log_probabilities(&logits(), 4, 20).expect("a row");
     assert_eq!(f32::NEG_INFINITY, impossible.chosen.log_probability);

@@ -122,7 +122,8 @@ fn default_settings_match_transformers_for_each_family() {
         assert_eq!(Some(decoder.norm_epsilon), recorded["rms_norm_eps"].as_f64().map(|number| number as f32));
         assert_eq!(Some(decoder.rope_theta), recorded["rope_parameters"]["rope_theta"].as_f64());
         assert!(!decoder.tied_embeddings);
-        // Old and new name of the same key. Without the key, there are no experts.
+        // transformers 5.17 saves `num_experts` as `num_local_experts`. Models without experts do
+        // not have the key.
         let experts = recorded["num_local_experts"].as_u64();
         assert_eq!(decoder.mixture.as_ref().map(|mixture| mixture.experts as u64), experts);
         if let Some(mixture) = &decoder.mixture {

@@ -51,8 +51,8 @@ pub(super) enum Prompt {
 }
 
 /// One or several prompts: a text, a list of texts, a list of token ids, or a list of such lists.
-/// Prompts are deserialized directly, because a buffer of JSON values would take 16 times the
-/// memory of the token ids.
+/// Prompts are not deserialized through an untagged enum, whose buffer of values would take 16
+/// times the memory of the token ids.
 #[derive(Debug, PartialEq)]
 pub(super) struct Prompts(pub(super) Vec<Prompt>);
 

@@ -25,7 +25,8 @@ pub(crate) struct Answer<'a, C> {
     choices: Vec<C>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
-    /// vLLM extension, if requested. A stream has it in its first chunk.
+    /// vLLM extension, if requested. A stream has the ids in the first chunk after the chunk with
+    /// the role.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Arc<[u32]>>,
 }

@@ -1,4 +1,4 @@
-//! The table of deaths: victim, kind of fault, moment and outcome. Every cell is run.
+//! The table of deaths: victim, kind of fault, moment and outcome. Every possible cell is run.
 
 use super::{cell, faults::Victim::*, faults::Way::*, faults::*};
 use crate::stage::story;

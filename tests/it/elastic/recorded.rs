@@ -90,8 +90,8 @@ fn request_metrics_match_the_replies_of_callers() {
         assert_eq!(count("requests_active"), 2.0);
         drop(held);
         eventually("both are gone", async || ended("cancelled") == 2.0 && count("requests_active") == 0.0).await;
-        // A caller that reads too slowly, one event per token. The deadline is well after the
-        // preparation and long before the last token.
+        // This caller reads too slowly: one event every 10 ms, and each token is a separate event.
+        // The deadline is well after the preparation and long before the last token.
         let chat_for = Duration::from_millis(400);
         let mut late =
             stage.model.chat(long(1).max_tokens(190).log_probabilities(0).deadline(chat_for)).await.expect("accepted");

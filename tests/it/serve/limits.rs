@@ -96,11 +96,11 @@ fn a_half_close_ends_incomplete_bodies_and_no_complete_ones() {
             let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n");
             stream.write_all(&[head.as_bytes(), body].concat()).await.expect("the server reads");
             stream.shutdown().await.expect("the stream closes");
-            // The time limit for bodies is 60 s.
+            // The answer must not wait for the time limit of bodies, which is 60 s.
             let received = tokio::time::timeout(Duration::from_secs(20), rest(stream)).await.expect("an early answer");
             String::from_utf8(received).expect("text")
         };
-        // Many reads of the server and a body of more than one piece.
+        // The server reads this body in many parts, and hyper passes it on in several pieces.
         let asked = hello(json!({"user": "u".repeat(1 << 20), "max_tokens": 1})).to_string();
         let length = format!("content-length: {}", asked.len());
         let received = answer(&length, &asked.as_bytes()[..asked.len() - 1]).await;
@@ -155,7 +155,7 @@ fn all_bodies_together_are_limited_in_bytes() {
                 status => assert_eq!(status, 200, "{}", answer.body),
             }
         };
-        // The body of a client that is gone is dropped long before the time limit of 60 s for bodies.
+        // The body of a client that is gone is dropped long before the time limit of bodies, 60 s.
         drop(slow);
         let until_free = async {
             while fixture.post("/v1/chat/completions", &asked).await.status != 200 {

@@ -192,8 +192,8 @@ def small_m_memory():
 
 
 def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
-    """The case of a product of few rows, with the work split among blocks as in
-    `gemm_small_m.rs`."""
+    """The case of a product of few rows, with the work split among blocks as in `SmallMTiles`
+    (kernels/src/cuda/gemm/tiles.rs)."""
     rows, features, columns = product.rows, product.features, product.columns
     parts, counters = small_m_memory()
     most = next(most for most in FEW.SHARED_BYTES if rows <= most)

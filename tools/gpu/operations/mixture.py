@@ -520,7 +520,7 @@ def measure(table):
         time = microseconds([one.run] * 8)
         print(f"| route | {rows} rows, skew {skew} | {time:.1f} |", flush=True)
         for gated in [True, False]:
-            # Weights of four layers: 800 MB for gate and up, which exceeds any L2 cache.
+            # Weights of three layers: 800 MB for the gate and up rows of each, which exceeds any L2 cache.
             sets = [product(rows, hidden, features, experts, top, skew, kind, gated) for _ in range(3)]
             read = sum(int((s.routing.expected()[3] > 0).sum()) for s in sets) / len(sets) * features * hidden * 2 * (2 if gated else 1)
             work = 2 * rows * top * features * hidden * (2 if gated else 1)

@@ -61,8 +61,8 @@ class Pictures:
         self.columns = 3 * frames * side * side
 
     def reference(self):
-        """The expected patches [patches, 3 * frames * side * side] in f64. Before it rounds, the
-        kernel's f32 value may differ by one unit in the last place."""
+        """The expected patches [patches, 3 * frames * side * side] in f64. Before the kernel rounds
+        its f32 value to the output type, the value may differ by one unit in the last place."""
         side, frames = self.side, self.frames
         out = torch.zeros(len(self.places), 3, frames, side, side, dtype=torch.float64, device="cuda")
         for index, (first, down, across, given) in enumerate(self.layout):

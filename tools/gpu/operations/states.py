@@ -32,8 +32,8 @@ class Slots(ctypes.Structure):
 
 
 class Step:
-    """Sequences of (rows, tokens with these rows, rows before each snapshot), and one layer's states. A sequence without
-    tokens is padding. Every second sequence writes the slot that it reads. `stored` is the type of the matrices."""
+    """Sequences of (rows, tokens including these rows, rows before each snapshot), and one layer's states. A sequence
+    without tokens is padding. Every second sequence writes the slot that it reads. `stored` is the type of the matrices."""
 
     def __init__(self, sequences, key_heads, value_heads, key_dim, value_dim, kind, taps=4, stored=torch.float32):
         self.stored = stored

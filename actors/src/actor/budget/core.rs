@@ -1,9 +1,9 @@
 //! Pure: return of free memory to the leases that gave it up.
 //!
 //! Leases give up memory immediately and get it back after a delay. The amount returned is the
-//! smallest number of bytes that was free at any probe within `patience`. A process that repeatedly
-//! takes and frees memory therefore keeps enough free memory for its peak, and no sequence is
-//! preempted again each time.
+//! smallest number of bytes that was free at any probe within `patience`. Enough memory for the
+//! peak of a process that repeatedly takes and frees memory therefore stays free, and no sequence
+//! is preempted at each new peak.
 
 use std::{collections::VecDeque, time::Duration};
 

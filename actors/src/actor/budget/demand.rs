@@ -1,5 +1,5 @@
-//! A model's demand for KV cache memory, written by its scheduler and read by
-//! the budget without waiting.
+//! A model's demand for KV cache memory, written by its scheduler and read by the budget without
+//! waiting.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 

@@ -80,8 +80,8 @@ pub struct Lends {
     pub limit: Bytes,
 }
 
-/// An order to the owner of an elastic lease. The owner answers by resizing the lease,
-/// or not at all.
+/// An order to the owner of an elastic lease. The owner answers by resizing the lease, or not at
+/// all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeOrder {
     /// Shrink the lease to at most `to`. The budget sends this order when another process has taken

@@ -222,8 +222,8 @@ impl Budget {
         self.request(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
     }
 
-    /// Moves a model's gate: open while the model starts, frozen from READY on,
-    /// teardown while it ends.
+    /// Moves a model's gate: open while the model starts, frozen from READY on, teardown while it
+    /// ends.
     ///
     /// # Errors
     /// The budget actor did not answer. The inner error means that this transition is not allowed.

@@ -33,8 +33,8 @@ impl LeaseSums {
         }
     }
 
-    /// Updates the sum of this line for a lease that changed from `from` bytes to `to`.
-    /// Returns the new sum.
+    /// Updates the sum of this line for a lease that changed from `from` bytes to `to`. Returns the
+    /// new sum.
     pub(super) fn change(&mut self, line: Line, from: Bytes, to: Bytes) -> Sum {
         let sum = self.0.entry(line).or_default();
         sum.bytes = sum.bytes + to - from;

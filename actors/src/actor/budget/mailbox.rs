@@ -50,8 +50,8 @@ pub(super) struct Books {
     pub(super) gates: BTreeMap<Label, Gate>,
     /// Bytes of the canary as last reported in an event.
     pub(super) canary_told: Bytes,
-    /// Bytes that this process holds for known reasons in addition to leases and
-    /// the device's own overhead.
+    /// Bytes that this process holds for known reasons in addition to leases and the device's own
+    /// overhead.
     pub(super) outside_leases: Bytes,
     /// Meters that count the backed bytes of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
@@ -128,8 +128,8 @@ impl BudgetMailbox {
     pub(crate) fn close(&self) {
         self.seat.send_replace(Seat::Closed);
         self.events.close();
-        // The order callbacks in `elastic` hold handles to this mailbox. Dropping
-        // them breaks the cycle.
+        // The order callbacks in `elastic` hold handles to this mailbox. Dropping them breaks the
+        // cycle.
         let accepted = std::mem::take(&mut self.books().elastic);
         drop(accepted);
         self.read_last_notes();
@@ -301,8 +301,8 @@ fn give_back_after_fences(books: &Mutex<Books>) {
             }
             books.watch.due()
         };
-        // A fence that has not passed for a long time may never pass, so it is polled
-        // less and less often.
+        // A fence that has not passed for a long time may never pass, so it is polled less and less
+        // often.
         pause = if due.is_empty() { (2 * pause).min(PAUSE_MAX) } else { PAUSE_MIN };
         for mut reclaim in due {
             let outcome = reclaim.release();
@@ -316,8 +316,8 @@ fn give_back_after_fences(books: &Mutex<Books>) {
 fn end_reclaim(books: &Mutex<Books>, reclaim: PendingReclaim, outcome: Result<(), DeviceError>) {
     lock(books).watch.finish_release(reclaim.lease());
     if outcome.is_err_and(|error| !error.is_lost()) {
-        // The device may still use this memory. Leaking it is safer than giving
-        // it to another owner.
+        // The device may still use this memory. Leaking it is safer than giving it to another
+        // owner.
         std::mem::forget(reclaim);
     }
 }

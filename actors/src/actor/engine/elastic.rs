@@ -159,8 +159,8 @@ impl ResizeContext {
         }
         let back = move |kv: &KvMemory| match kv.grow_to(to) {
             Ok(()) => Ok(true),
-            // Layers before the refused one may already be backed. No step has
-            // used their new blocks.
+            // Layers before the refused one may already be backed. No step has used their new
+            // blocks.
             Err(error) if error.is_refused() => kv.shrink_to(from, &Fence::passed()).map(|()| false),
             Err(error) => Err(error),
         };

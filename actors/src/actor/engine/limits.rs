@@ -28,8 +28,8 @@ pub struct ModelBounds<'m> {
 }
 
 impl ModelBounds<'_> {
-    /// The image processor, the pixels of a patch, and the merge size of patches. `None` for
-    /// a model without pictures.
+    /// The image processor, the pixels of a patch, and the merge size of patches. `None` for a
+    /// model without pictures.
     fn patch(&self) -> Option<(&ImageProcessor, u64, MergeSize)> {
         let (pictures, merge) = (self.pictures?, self.family.merge()?);
         Some((pictures, u64::from(pictures.config().patch_size).pow(2), merge))
@@ -87,8 +87,8 @@ impl LoadOptions {
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
         };
-        // A step must fit one token per sequence, one draft, and one accepted draft that runs
-        // again.
+        // A step must have space for one token per sequence, for one draft, and for one accepted
+        // draft that runs again.
         let least = envelope.sequences + 2;
         if envelope.draft_tokens > 0 && own.family.decoder().step_format().has_states && envelope.step_tokens < least {
             let required = format!(
@@ -183,8 +183,8 @@ fn limit_pictures(
     let mut config = processor.config().clone();
     let patch_pixels = u64::from(config.patch_size).pow(2);
     let own = config.pixel_bounds;
-    // A pixel limit that is not a whole number of patches is used exactly, as
-    // in the reference implementation.
+    // A pixel limit that is not a whole number of patches is used exactly, as in the reference
+    // implementation.
     let requested = limits.picture_pixels.filter(|pixels| pixels / patch_pixels == patches as u64);
     let most = requested.unwrap_or(patches as u64 * patch_pixels);
     if let Some(tiling) = config.tiling {

@@ -1,5 +1,5 @@
-//! The engine: the supervisor of one model's actors, from its checkpoint to READY
-//! and through later failures.
+//! The engine: the supervisor of one model's actors, from its checkpoint to READY and through later
+//! failures.
 
 mod actor;
 mod arguments;

@@ -57,8 +57,8 @@ fn generation(checkpoint: &Checkpoint, vocabulary: usize, defaults: SamplingDefa
 }
 
 impl ModelContext {
-    /// Combines a checkpoint's host side, including its `prompts`, with the limits for which
-    /// the start was planned.
+    /// Combines a checkpoint's host side, including its `prompts`, with the limits for which the
+    /// start was planned.
     pub fn new(
         name: String,
         checkpoint: &Checkpoint,

@@ -369,8 +369,8 @@ impl EngineArguments {
         let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
         let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
         off_actor(move || {
-            // Ending this start waits until this guard is dropped. The model is in
-            // the store by then.
+            // Ending this start waits until this guard is dropped. The model is in the store by
+            // then.
             let _loading = loading;
             let faulty = FaultyDevice::over(device.clone());
             let refusal = is_refused.then(|| faulty.refuse_next_back());

@@ -261,8 +261,8 @@ impl Attempt {
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().embedding_layout().width());
         let activation = self.executor.target().activation();
-        // Without faults to inject, memory is backed on the device
-        // itself, not through `FaultyDevice`.
+        // Without faults to inject, memory is backed on the device itself, not through
+        // `FaultyDevice`.
         let device = if self.faults.is_empty() { self.device.clone() } else { faulty.clone() };
         self.on_a_thread(move || {
             let _refusal = refusal;
@@ -392,9 +392,9 @@ impl Attempt {
             Some(had) => sizing.max(had.min(all)),
             None => sizing,
         };
-        // If other processes have taken memory since the first attempt, the target
-        // shrinks. If they have freed memory since, the target does not grow, because a
-        // larger size was not stressed.
+        // If other processes have taken memory since the first attempt, the target shrinks. If they
+        // have freed memory since, the target does not grow, because a larger size was not
+        // stressed.
         let shrinks = self.warm.as_ref().map_or(self.shrinks, |written| written.shrinks);
         let found = if self.kv.is_pinned() {
             measured

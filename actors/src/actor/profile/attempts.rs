@@ -1,5 +1,5 @@
-//! Pure: outcomes of the attempts to size a model, and the decision whether
-//! there is another attempt.
+//! Pure: outcomes of the attempts to size a model, and the decision whether there is another
+//! attempt.
 
 use std::time::Duration;
 

@@ -13,8 +13,8 @@ use crate::{budget::LeaseError, compute::lane::LaneError};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     pub phase: Phase,
-    /// The class of the lease. `None` if the driver needed the memory itself, for example
-    /// for a kernel launch.
+    /// The class of the lease. `None` if the driver needed the memory itself, for example for a
+    /// kernel launch.
     pub class: Option<Class>,
     /// Bytes requested. 0 if the driver does not report them.
     pub asked: Bytes,

@@ -43,8 +43,9 @@ const PATCHES: [usize; 3] = [1024, 4096, 16_384];
 /// Tokens of a short context, and the maximum length of each prompt in a measured step.
 const SHORT: usize = 512;
 
-/// A step to measure. Its prompts have `prompt` tokens in total, each prompt after `cached` cached
-/// tokens. The prompts run together with `decoding` sequences that have `context` tokens each.
+/// A step to measure. Its prompts have `prompt` tokens in total. Each prompt follows `cached`
+/// cached tokens. The prompts run together with `decoding` sequences that have `context` tokens
+/// each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
     prompt: usize,

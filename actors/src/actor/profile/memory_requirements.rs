@@ -1,5 +1,5 @@
-//! Planned memory requirements of a model on a device: one line per claimant, before
-//! any memory is taken.
+//! Planned memory requirements of a model on a device: one line per claimant, before any memory is
+//! taken.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use crate::{
 pub struct MemoryRequirements {
     pub weights: Bytes,
     /// The type of quantized weights in memory, and the name of their scheme. `None` if no weights
-    /// are quantized there.
+    /// in memory are quantized.
     pub quantization: Option<(&'static str, &'static str)>,
     /// Bytes of the temporaries of the largest step.
     pub step_workspace: Bytes,
     /// Shape of the sampling buffers.
     pub sampling: SamplingShape,
-    /// Bytes of the temporaries of the largest vision encoder batch. 0 for
-    /// a model without pictures.
+    /// Bytes of the temporaries of the largest vision encoder batch. 0 for a model without
+    /// pictures.
     pub vision_workspace: Bytes,
-    /// Bytes of the encoder cache, which holds embeddings in transit between
-    /// the lanes; see [`picture_rows_in_flight`].
+    /// Bytes of the encoder cache, which holds embeddings in transit between the lanes; see
+    /// [`picture_rows_in_flight`].
     pub vision_cache: Bytes,
     /// Rows of the encoder cache.
     pub cache_rows: usize,
@@ -92,9 +92,10 @@ const SPARE_STATES: usize = 8;
 /// have that many tokens in total.
 const PROBE_TOKENS: usize = 8192;
 
-/// Bytes that the driver allocates for one layer of a captured step. This is an estimate, because
-/// the driver allocates in pieces of 2 MiB: 300 kernel launches used 0.7 MiB, and a layer has about
-/// a dozen kernel launches. The real number is measured and leased at capture.
+/// Bytes that the driver allocates for one layer of a captured step. This is an estimate from a
+/// measurement: 300 kernel launches used 0.7 MiB, and a layer has about a dozen kernel launches. An
+/// exact number is not possible, because the driver allocates in pieces of 2 MiB. The real number
+/// is measured and leased at capture.
 const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 
 /// Estimate of the bytes that the driver allocates on a GPU for the streams of two lanes and their
@@ -404,8 +405,8 @@ mod tests {
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
-        // Limits of `bursar bench`: a picture of 1932 x 1092 pixels per request, and two of
-        // them per encoder batch.
+        // Limits of `bursar bench`: a picture of 1932 x 1092 pixels per request, and two of them
+        // per encoder batch.
         let envelope = Envelope {
             context_tokens: 8192,
             sequences: 256,

@@ -18,14 +18,14 @@ pub struct MemoryState {
     pub is_host: bool,
 }
 
-/// Memory that this process uses on a GPU outside leases at READY, measured on an H200
-/// with driver 580 (`benches/h200.md`).
+/// Memory that this process uses on a GPU outside leases at READY, measured on an H200 with driver
+/// 580 (`benches/h200.md`).
 pub const OVERHEAD_AT_READY: Bytes = Bytes::mib(548);
 
 impl MemoryState {
-    /// Returns the state of a device that this process has opened and not used yet. On a
-    /// GPU the overhead is at least [`OVERHEAD_AT_READY`], because modules and library handles are
-    /// loaded before READY, in addition to the context.
+    /// Returns the state of a device that this process has opened and not used yet. On a GPU the
+    /// overhead is at least [`OVERHEAD_AT_READY`], because modules and library handles are loaded
+    /// before READY, in addition to the context.
     ///
     /// # Errors
     /// Returns the error of the device.

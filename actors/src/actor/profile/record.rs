@@ -1,5 +1,5 @@
-//! Storage of recorded profiles: one file per model and device, with the latest profile
-//! of each profile key.
+//! Storage of recorded profiles: one file per model and device, with the latest profile of each
+//! profile key.
 
 use std::path::{Path, PathBuf};
 
@@ -71,8 +71,8 @@ struct FormatVersion {
 }
 
 impl RecordPath {
-    /// Returns the file in `folder` for the model of this name from `origin`, on
-    /// devices of this name.
+    /// Returns the file in `folder` for the model of this name from `origin`, on devices of this
+    /// name.
     pub fn new(folder: &Path, model: &str, origin: &str, device: &str) -> Self {
         RecordPath { file: CacheFile::named(folder, &[model, device], &[model, origin, device]) }
     }
@@ -90,9 +90,9 @@ impl RecordPath {
         Ok(RecordFile::parse(&content)?.find(profile_key))
     }
 
-    /// Records a profile. It replaces the recorded profile with an equal key, if there is one, and
-    /// a file that cannot be used. If two processes write at the same time, one profile may be lost
-    /// and is measured again at a later start. Blocks.
+    /// Records a profile, in place of any recorded profile with an equal key. If the file exists
+    /// and cannot be used, a new file replaces it. If two processes write at the same time, one
+    /// profile may be lost and is measured again at a later start. Blocks.
     ///
     /// # Errors
     /// [`CacheFileError::Unwritable`], as [`RecordError::File`].

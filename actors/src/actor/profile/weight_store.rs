@@ -161,8 +161,8 @@ impl WeightStore {
         self.contents().lanes.clone()
     }
 
-    /// Ends the threads of all attempts up to `generation` and waits until no
-    /// thread uses their memory.
+    /// Ends the threads of all attempts up to `generation` and waits until no thread uses their
+    /// memory.
     pub async fn shut_down(&self, generation: u64) {
         let (lanes, at_work) = {
             let mut contents = self.contents();

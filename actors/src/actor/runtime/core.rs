@@ -108,8 +108,8 @@ impl<P: Parts> RuntimeCore<P> {
         self.shutdown.take()
     }
 
-    /// Processes one input at `now`, a time since any fixed moment. Returns the effects
-    /// to execute, in order.
+    /// Processes one input at `now`, a time since any fixed moment. Returns the effects to execute,
+    /// in order.
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Vec<Effect<P>> {
         match input {
             Input::Load(load) => self.load(load, now),

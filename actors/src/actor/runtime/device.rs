@@ -1,5 +1,5 @@
-//! Choice of the device that a runtime leases, and how the device is opened or
-//! reopened after a loss.
+//! Choice of the device that a runtime leases, and how the device is opened or reopened after a
+//! loss.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -29,11 +29,11 @@ pub enum DeviceChoice {
     HostRanks(usize, Bytes),
     /// The fewest devices on which the models that will be loaded fit.
     MinDevices(Box<MinDevicesFor>),
-    /// A device that the caller provides, for tests with faults. The runtime ends when
-    /// this device is lost.
+    /// A device that the caller provides, for tests with faults. The runtime ends when this device
+    /// is lost.
     Custom(Arc<dyn Device>),
-    /// Devices that the caller creates: the closure is called at the start and
-    /// again after each loss.
+    /// Devices that the caller creates: the closure is called at the start and again after each
+    /// loss.
     Made(MakeDevice),
 }
 

@@ -43,8 +43,8 @@ impl DeviceChoice {
     /// and may open devices.
     ///
     /// # Errors
-    /// The models do not fit on any number of devices, a model cannot be planned, or a
-    /// device cannot be opened.
+    /// The models do not fit on any number of devices, a model cannot be planned, or a device
+    /// cannot be opened.
     pub(super) fn chosen(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
         match self {
             DeviceChoice::MinDevices(min_devices) => min_devices.choose(canary),
@@ -77,7 +77,7 @@ pub fn gpus() -> usize {
 }
 
 /// Returns the checkpoint at `files`. If weights are missing, returns a checkpoint with only the
-/// settings, and the name under which the weights are missing.
+/// settings, and the name of the model whose weights are missing.
 ///
 /// # Errors
 /// A file other than the weights is missing, or a file cannot be read.
@@ -183,8 +183,8 @@ impl Candidates {
         Ok(Some(Planned { checkpoint, target }))
     }
 
-    /// Returns the minimum number of candidates on which a model fits. Returns 1 if
-    /// no candidate is open.
+    /// Returns the minimum number of candidates on which a model fits. Returns 1 if no candidate is
+    /// open.
     fn min_ranks(
         &self,
         source: &ModelSource,
@@ -216,8 +216,8 @@ impl Candidates {
         })
     }
 
-    /// Returns the first `ranks` candidates. `free` has the free bytes of each
-    /// device by its number.
+    /// Returns the first `ranks` candidates. `free` has the free bytes of each device by its
+    /// number.
     fn first(self, free: &[Bytes], ranks: usize) -> DeviceChoice {
         match (self.of, ranks) {
             // Host devices are interchangeable.
@@ -249,8 +249,9 @@ impl Candidates {
     }
 }
 
-/// Unit in which free memory is compared. Devices keep their order if their distances to the most
-/// free memory, in whole units, are equal.
+/// Unit in which free memory is compared. Each device is ranked by the number of whole units by
+/// which its free memory is below the largest free memory. Devices with equal numbers keep their
+/// order.
 const ALIKE: Bytes = Bytes::gib(1);
 
 /// Returns the numbers of devices, sorted by free memory, largest first. Devices with about the

@@ -79,8 +79,8 @@ pub enum RuntimeError {
     /// The runtime supervisor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// The program is built with `panic = "abort"`. A panic would end the process,
-    /// so supervision cannot work.
+    /// The program is built with `panic = "abort"`. A panic would end the process, so supervision
+    /// cannot work.
     #[error("this program is built with panic = \"abort\", which disables supervision")]
     PanicAborts,
 }
@@ -98,8 +98,8 @@ impl Hint for RuntimeError {
     }
 }
 
-/// One device with its budget and its models. Clones share the runtime. When
-/// the last clone is dropped, the runtime stops, but the drop does not wait until it has stopped.
+/// One device with its budget and its models. Clones share the runtime. When the last clone is
+/// dropped, the runtime stops, but the drop does not wait until it has stopped.
 /// [`shutdown`](Runtime::shutdown) waits.
 ///
 /// ```
@@ -165,8 +165,8 @@ impl Runtime {
     /// your program and this crate use the same version.
     ///
     /// # Errors
-    /// The errors of [`start`](Runtime::start). This function also fails if
-    /// the supervisor is ending.
+    /// The errors of [`start`](Runtime::start). This function also fails if the supervisor is
+    /// ending.
     pub async fn start_linked(config: RuntimeConfig, supervisor: ActorCell) -> Result<Self, RuntimeError> {
         Runtime::start_under(config, Some(supervisor)).await
     }
@@ -268,9 +268,9 @@ impl Runtime {
         Ok(question.ask(&self.inner.actor, |reply| RuntimeMessage::Unload { name, within, reply }).await?)
     }
 
-    /// Returns the actors that the runtime supervises, to link to, watch or kill. For the
-    /// actors of a model, call [`serving`](ModelHandle::serving) on its handle, which
-    /// explains linking and watching.
+    /// Returns the actors that the runtime supervises, to link to, watch or kill. For the actors of
+    /// a model, call [`serving`](ModelHandle::serving) on its handle, which explains linking and
+    /// watching.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.

@@ -125,8 +125,8 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// `address` is not an address or is taken, or another recorder is installed. The error
-    /// says what to do.
+    /// `address` is not an address or is taken, or another recorder is installed. The error says
+    /// what to do.
     ///
     /// # Panics
     /// Outside a tokio runtime, or in one without `enable_io` and `enable_time`.
@@ -136,8 +136,8 @@ impl Runtime {
         let listener = TcpListener::bind(address.0).await.map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
         let recorder = recorder::install()?;
-        // Measures the device once, so that the first scrape shows it even if
-        // nothing was recorded yet.
+        // Measures the device once, so that the first scrape shows it even if nothing was recorded
+        // yet.
         drop(self.budget().measure().await);
         let runtimes = Arc::new(RwLock::new(vec![ShownRuntime::of(self)]));
         Ok(MetricsServer::open(bound, listener, Shown { recorder, runtimes }))
@@ -212,8 +212,8 @@ fn routes(shown: Shown) -> Router {
         .route("/health", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
         .route("/health/ready", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
         .route("/health/live", get(async |State(shown): State<Shown>| health(shown, |health| health.is_live).await));
-    // Every answer closes its connection, so no client keeps its connection
-    // slot for another request.
+    // Every answer closes its connection, so no client keeps its connection slot for another
+    // request.
     routes.layer(map_response(async |answer: Response| ([(CONNECTION, "close")], answer))).with_state(shown)
 }
 

@@ -56,8 +56,8 @@ struct Group {
 }
 
 impl PlacementRequest {
-    /// Finds the devices of each model. Reads the models' settings, and keeps devices open
-    /// while it examines them.
+    /// Finds the devices of each model. Reads the models' settings, and keeps devices open while it
+    /// examines them.
     ///
     /// # Errors
     /// A device cannot be opened, or a model is to be sharded over more devices than there are.
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn further_models_are_placed_where_most_memory_is_free() {
         assert_eq!(spread_over(2, &[of(1, 7), of(1, 15), of(1, 3)]), [(vec![0], vec![1]), (vec![1], vec![0, 2])]);
-        // A model that fits on one device is sharded over both if they form one group.
+        // A model that fits on one device is sharded over both devices if these form one group.
         assert_eq!(spread_over(2, &[of(1, 7), of(2, 140)]), [(vec![0, 1], vec![0, 1])]);
         assert_eq!(
             spread_over(3, &[of(2, 140), of(2, 140)]),

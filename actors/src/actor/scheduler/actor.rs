@@ -125,8 +125,8 @@ struct UnderWay {
     launched: Instant,
 }
 
-/// Counters that are recorded once per message instead of once per sequence, because a step
-/// has hundreds of sequences.
+/// Counters that are recorded once per message instead of once per sequence, because a step has
+/// hundreds of sequences.
 #[derive(Default)]
 struct Counted {
     generated: usize,
@@ -203,8 +203,8 @@ impl Actor for SchedulerActor {
         state.core.step(Input::Now(state.began.elapsed()));
         state.core.step(Input::Encodes(state.arguments.pacing.card.encodes()));
         let effects = match message {
-            // Messages are dropped unread, because the driver submits its request
-            // again to the successor.
+            // Messages are dropped unread, because the driver submits its request again to the
+            // successor.
             _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
             SchedulerMessage::Stepped(Err(error)) | SchedulerMessage::Copied(Err(error))
                 if error.is_out_of_memory() =>
@@ -420,8 +420,8 @@ impl SchedulerState {
             Effect::Released(sequences) => {
                 for id in sequences {
                     self.trace(id, || debug!(target: TARGET, "blocks released"));
-                    // A preempted sequence still has a caller. The callers of
-                    // ended sequences are dropped.
+                    // A preempted sequence still has a caller. The callers of ended sequences are
+                    // dropped.
                     if !self.core.is_known(id) {
                         self.callers.remove(&id);
                     } else if let Some(caller) = self.callers.get_mut(&id) {

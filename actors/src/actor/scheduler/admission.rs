@@ -67,9 +67,9 @@ impl ReplyLengths {
     /// of its request.
     ///
     /// Normally, the result is the mean length of the replies longer than `produced`, minus
-    /// `produced`, and at least a tenth of `produced`. It uses replies with a similar
-    /// limit, or all replies if fewer than `ENOUGH` had a similar limit. Without any
-    /// replies, the result is `remaining`.
+    /// `produced`, and at least a tenth of `produced`. It uses replies with a similar limit, or all
+    /// replies if fewer than `ENOUGH` had a similar limit. Without any replies, the result is
+    /// `remaining`.
     ///
     /// While the pool is `busy`, the result is the 90th percentile of the lengths of replies longer
     /// than `produced`, minus `produced`. It uses only replies with a similar limit. If there are

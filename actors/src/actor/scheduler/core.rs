@@ -1,6 +1,6 @@
-//! Pure: the scheduler's decisions. Continuous batching (Orca, OSDI'22) with chunked prefill
-//! in the same steps as decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or
-//! fetched from host memory.
+//! Pure: the scheduler's decisions. Continuous batching (Orca, OSDI'22) with chunked prefill in the
+//! same steps as decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or fetched
+//! from host memory.
 //!
 //! The next step is planned while the current step runs. This is look-ahead of exactly one step, as
 //! in NanoFlow (arXiv 2408.12757) and SGLang's overlap scheduler. A token that has not been chosen
@@ -101,8 +101,8 @@ pub struct SchedulerCore {
     /// ended, because they may use any block.
     shrinks_to: Option<usize>,
     replies: ReplyLengths,
-    /// Errors, in tokens, of the predicted lengths of replies that have ended
-    /// since the last [`take_prediction_errors`](Self::take_prediction_errors).
+    /// Errors, in tokens, of the predicted lengths of replies that have ended since the last
+    /// [`take_prediction_errors`](Self::take_prediction_errors).
     missed_by: Vec<usize>,
     preemptions: Preemptions,
     /// Drafts verified since the last [`take_verified_drafts`](Self::take_verified_drafts).
@@ -577,8 +577,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Queues a sequence that has lost its blocks, or sends it back to its driver
-    /// to get its pictures.
+    /// Queues a sequence that has lost its blocks, or sends it back to its driver to get its
+    /// pictures.
     fn begin_again(&mut self, mut sequence: Sequence, effects: &mut Vec<Effect>) {
         if sequence.can_begin_again() {
             sequence.forget_cache();

@@ -71,8 +71,8 @@ impl DraftLimit {
     /// since the step before.
     pub fn learn(&mut self, (decoding, limit): (usize, usize), tokens: f64, micros: u64) {
         let Some(size) = decoding.checked_ilog2().filter(|_| self.drafts_max > 0 && micros > 0) else { return };
-        // The drafts of a step are divided among its sequences. Limits above
-        // the share of one sequence are equal.
+        // The drafts of a step are divided among its sequences. Limits above the share of one
+        // sequence are equal.
         let drafts_max = self.drafts_max.min(DRAFTS_OF_STEP >> size).max(1);
         let measured = self.sizes.entry(size).or_insert_with(|| SizeMeasurements::new(drafts_max));
         let current = measured.choices[measured.current].drafts;

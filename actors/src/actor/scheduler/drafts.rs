@@ -13,7 +13,8 @@ const HEADS_MAX: usize = 1 << 17;
 /// Maximum number of tokens for which drafts are withheld after a rejection.
 const WITHHELD_MAX: u32 = 64;
 
-/// Length of the n-gram at the end of a sequence that must have occurred before, in tokens.
+/// Length, in tokens, of the n-gram at the end of a sequence. Drafts require an earlier occurrence
+/// of this n-gram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramSizes {
     /// At least 1.
@@ -158,7 +159,7 @@ impl VerifiedDrafts {
 /// that are never accepted cost time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Backoff {
-    /// Number of steps in a row that may have all their drafts rejected without a pause of drafts.
+    /// Number of consecutive steps whose drafts may all be rejected before drafts are paused.
     tolerated: u32,
     /// Number of steps in a row in which every draft was rejected.
     rejections: u32,

@@ -19,8 +19,9 @@ use crate::{
     vision::PinnedSet,
 };
 
-/// Messages from chat drivers (credit: one per accepted request), from the step lane (one answer
-/// per step and copy, with at most two steps and six copies running) and from the engine.
+/// Messages from chat drivers (one sequence per sample of an accepted request, each with a credit),
+/// from the step lane (one answer per step and copy, with at most two steps and six copies running)
+/// and from the engine.
 pub enum SchedulerMessage {
     Admit(Box<Admission>),
     /// The caller has disconnected, and nothing more is delivered. An unknown sequence is ignored.
@@ -29,8 +30,8 @@ pub enum SchedulerMessage {
     Stepped(Result<Stepped, LaneError>),
     /// The lane's answer to copies of blocks: how long they took on the device.
     Copied(Result<Duration, LaneError>),
-    /// Changes the number of blocks; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes
-    /// one size at a time.
+    /// Changes the number of blocks; see [`crate::tree::RESIZE_POOL`]. The engine makes one change
+    /// at a time.
     Resize {
         blocks: usize,
         /// Answered when no running or later step uses a block beyond the new number.
@@ -48,8 +49,8 @@ pub enum SchedulerMessage {
     },
     /// Asks how the blocks of keys and values are used. Any caller may ask.
     KvUse(Responder<KvUse>),
-    /// Sets the gauges again, in case a recorder was installed since. The actor
-    /// sends this to itself.
+    /// Sets the gauges again, in case a recorder was installed since. The actor sends this to
+    /// itself.
     Show,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),
@@ -58,8 +59,8 @@ pub enum SchedulerMessage {
 /// A sequence to admit, with the data that the actor needs and the core's decisions do not.
 pub struct Admission {
     pub sequence: NewSequence,
-    /// Keeps the rows of the sequence's pictures in the vision cache until no
-    /// later step reads them.
+    /// Keeps the rows of the sequence's pictures in the vision cache until no later step reads
+    /// them.
     pub pins: Option<Arc<PinnedSet>>,
     /// The channel for deliveries. It must have space for every token, the scores of the prompt,
     /// the number of cached tokens, and the end. A full channel counts as a disconnected caller.
@@ -78,20 +79,21 @@ pub enum Delivery {
     Scores {
         /// The index of the first scored token.
         first: usize,
-        /// The log-probabilities. `None` where the logits are not numbers.
+        /// The log-probabilities. `None` for a token that could not be scored, for example because
+        /// a logit is NaN.
         scores: Vec<Option<LogProbabilities>>,
     },
     /// The next token, and when its step ended. The driver may receive this message late, because
     /// the caller may read the reply slowly.
     Token(Token, Instant),
-    /// The sequence has ended for this reason, and was not cancelled.
+    /// The sequence has ended for this reason, and was not canceled.
     Finished(Finish),
     /// The sequence has lost its blocks and its pictures, or the cached blocks that should replace
     /// pictures without rows are gone. The driver must admit the sequence again, with all tokens
     /// that it has produced. This is the last delivery of this admission.
     Readmit,
-    /// The sequence missed this deadline while it waited, or could no longer meet it.
-    /// The sequence has ended.
+    /// The sequence missed this deadline while it waited, or could no longer meet it. The sequence
+    /// has ended.
     Late(Deadline),
     /// The sequence ended because no token could be chosen.
     Broken(Arc<SamplingError>),

@@ -1,5 +1,5 @@
-//! The scheduler: which sequences run in the next step, how many tokens of each,
-//! and which must wait.
+//! The scheduler: which sequences run in the next step, how many tokens of each, and which must
+//! wait.
 
 mod actor;
 mod admission;

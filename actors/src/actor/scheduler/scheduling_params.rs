@@ -2,8 +2,8 @@
 
 use crate::{deadline::Deadlines, tenant::Tenant};
 
-/// The properties, in addition to its age, that decide when a sequence is served, and
-/// whether it is served.
+/// The properties that, in addition to the age of a sequence, decide whether and when the sequence
+/// is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulingParams {
     /// Lower is served earlier, as in vLLM.

@@ -18,8 +18,8 @@ use crate::{
     kv::{SequenceId, StoredBlock},
 };
 
-/// A sequence to admit. A sequence that lost its work is admitted again, with the tokens
-/// that it has produced.
+/// A sequence to admit. A sequence that lost its work is admitted again, with the tokens that it
+/// has produced.
 #[derive(Clone)]
 pub struct NewSequence {
     /// The sequence's id. Ids are unique, except that a sequence keeps its id when it is admitted
@@ -41,8 +41,8 @@ pub struct NewSequence {
     /// [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
     pub scheduling_params: SchedulingParams,
-    /// A number that all samples of one prompt have in common. Admission uses it to count each
-    /// block that the samples share once.
+    /// A number that all samples of one prompt have in common. With this number, admission counts a
+    /// block that several samples share only once.
     pub group: Option<u64>,
     /// How many of the likeliest tokens to report with each prompt token's log-probability. `None`
     /// if the prompt is not scored.
@@ -87,9 +87,9 @@ impl NewSequence {
 pub struct Placeholder {
     /// The placeholder tokens of the picture in the prompt, and the picture's content.
     pub content: ContentSpan,
-    /// The row of the vision cache for each of these tokens. Empty if
-    /// cached blocks are expected to hold the tokens. If these blocks are
-    /// gone, the driver receives [`Readmit`](super::Delivery::Readmit).
+    /// The row of the vision cache for each of these tokens. Empty if cached blocks are expected to
+    /// hold the tokens. If these blocks are gone, the driver receives
+    /// [`Readmit`](super::Delivery::Readmit).
     pub cache_rows: Arc<[u32]>,
 }
 
@@ -99,7 +99,7 @@ pub enum Finish {
     Stop(u32),
     /// The sequence produced as many tokens as it may.
     Length,
-    /// The logits were not numbers, so no token could be chosen.
+    /// No token could be chosen, for example because a logit is NaN.
     Broken,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct Sequence {
     /// Cached tokens that the recurrent state has not seen: the drafts that the last step accepted.
     /// The next step runs them again.
     pub(super) state_lag: usize,
-    /// Tokens that are expected after the known tokens.
+    /// Draft tokens that continue the known tokens.
     pub(super) drafts: Vec<u32>,
     /// Number of drafts that the running step verifies plus further drafts that it computes. While
     /// this number is above 0, no further step is planned for the sequence.
@@ -145,8 +145,8 @@ pub(super) struct Sequence {
     pub(super) has_turn: bool,
     /// The times of the deadlines, on the clock of [`Input::Now`](super::Input::Now).
     pub(super) due: Deadlines,
-    /// The total number of tokens that the sequence was expected to produce when
-    /// it was first admitted.
+    /// The total number of tokens that the sequence was expected to produce when it was first
+    /// admitted.
     pub(super) expected: Option<usize>,
 }
 
@@ -162,8 +162,8 @@ pub(super) struct History {
     pub(super) charge: Charge,
 }
 
-/// How much of a sequence's prompt its tenant has been charged for. Each computed
-/// token is charged once.
+/// How much of a sequence's prompt its tenant has been charged for. Each computed token is charged
+/// once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Charge {
     #[default]
@@ -288,8 +288,9 @@ impl Sequence {
         drafts_max.min(self.drafts.len()).min(self.remaining().saturating_sub(1))
     }
 
-    /// The number of drafts after its first that the draft head computes in a step. The step runs
-    /// the next `tokens` tokens and `drafts` drafts. The step after it can verify these drafts.
+    /// The number of drafts that the draft head computes in a step after its first draft. The step
+    /// runs the sequence's next `tokens` tokens and verifies `drafts` drafts. The drafts that the
+    /// head computes can be verified by the next step.
     pub(super) fn further_drafts(&self, tokens: usize, drafts: usize, further_max: usize) -> usize {
         let is_head = matches!(self.spec.drafter, Drafter::DraftHead);
         if !is_head || tokens < self.pending() || self.backoff.withholds_next() {
@@ -346,8 +347,8 @@ impl Sequence {
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
         let range = self.next_first()..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[range.clone()], &self.spec.positions[range]);
-        // A step that chooses a token runs all known tokens, so the next step runs
-        // only the chosen token.
+        // A step that chooses a token runs all known tokens, so the next step runs only the chosen
+        // token.
         let unseen = self.unseen();
         assert!(drafts == 0 || unseen.is_none(), "drafts of {} follow known tokens", self.id());
         let further = drafts + usize::from(unseen.is_some());
@@ -383,9 +384,9 @@ impl Sequence {
         }
     }
 
-    /// Names of the cached blocks that the sequence may share. At least one token is
-    /// left to compute, because its logits are needed. A prompt whose tokens are all
-    /// scored shares no blocks.
+    /// Names of the cached blocks that the sequence may share. At least one token is left to
+    /// compute, because its logits are needed. A prompt whose tokens are all scored shares no
+    /// blocks.
     pub(super) fn takeable(&self) -> &[PrefixKey] {
         let blocks = match (self.cached, self.spec.score_prompt) {
             (0, None) => (self.spec.tokens.len() - 1) / BLOCK_TOKENS,
@@ -446,21 +447,21 @@ impl Sequence {
         self.holds_pictures && end.is_some_and(|end| self.cached + count >= end)
     }
 
-    /// Whether the sequence can be recomputed from its beginning without
-    /// requesting its pictures again.
+    /// Whether the sequence can be recomputed from its beginning without requesting its pictures
+    /// again.
     pub(super) fn can_begin_again(&self) -> bool {
         self.spec.pictures.is_empty() || self.holds_pictures && self.must_find == 0
     }
 
-    /// Forgets the sequence's blocks, so that everything must be recomputed. No running step
-    /// may include the sequence.
+    /// Forgets the sequence's blocks, so that everything must be recomputed. No running step may
+    /// include the sequence.
     pub(super) fn forget_cache(&mut self) {
         assert_eq!(self.to_come, 0, "{} has no token left to choose", self.id());
         (self.cached, self.state_lag, self.named) = (0, 0, 0);
     }
 
-    /// Records the end of a step that chose tokens of the sequence, unless the sequence lost its
-    /// blocks. `has_drafts` is `true` if the step verified or computed drafts.
+    /// Records the end of a step that chose tokens of the sequence. `has_drafts` is `true` if the
+    /// step verified or computed drafts.
     pub(super) fn chose(&mut self, has_drafts: bool) {
         self.to_come -= 1;
         if has_drafts {

@@ -85,8 +85,8 @@ pub(super) struct SequenceTokens {
 #[derive(Debug)]
 pub(super) struct RunningStep {
     pub(super) sequences: Vec<RunningSequence>,
-    /// Sequences that ended although this step includes them. Their blocks are
-    /// released after the step.
+    /// Sequences that ended although this step includes them. Their blocks are released after the
+    /// step.
     pub(super) release_after_step: Vec<SequenceId>,
     pub(super) work: StepWork,
     /// Whether pictures are being encoded on the same GPU while the step runs.

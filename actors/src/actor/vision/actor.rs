@@ -190,8 +190,8 @@ impl Actor for VisionActor {
                 state.is_leasing = false;
                 Vec::new()
             }
-            // Messages are dropped unread, because the driver submits its request
-            // again to the successor.
+            // Messages are dropped unread, because the driver submits its request again to the
+            // successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
             VisionMessage::Encoded(Err(error)) | VisionMessage::Copied(Err(error)) if error.is_out_of_memory() => {
                 state.is_refused = true;
@@ -373,8 +373,8 @@ impl VisionState {
             };
             match prepared {
                 Ok((pictures, host)) => {
-                    // An actor that has ended drops the reply, which makes the driver
-                    // submit its request again.
+                    // An actor that has ended drops the reply, which makes the driver submit its
+                    // request again.
                     let request = Box::new(request);
                     drop(myself.send_message(VisionMessage::Prepared { request, held, pictures, host }));
                 }

@@ -23,7 +23,7 @@ impl BlockEvents {
     /// step. A listener that applies every change knows all blocks in the prefix cache.
     ///
     /// The first result begins with [`BlockEvent::Cleared`] and contains all current blocks. The
-    /// first result after a death, a sleep, or a lag of more than 1,024 changes begins in the same
+    /// first result after a death, a sleep, or a lag of more than 1,024 results begins in the same
     /// way. Returns `None` once the model is unloaded or has stopped. Canceling the wait loses
     /// nothing.
     pub async fn next(&mut self) -> Option<Arc<[BlockEvent]>> {
@@ -46,7 +46,8 @@ impl BlockEvents {
         }
     }
 
-    /// Number of changes that were missed because more than 1,024 waited to be read.
+    /// Number of results that were missed because more than 1,024 waited to be read. Each result
+    /// contains all changes of a step.
     pub fn missed(&self) -> u64 {
         self.missed
     }
@@ -115,8 +116,8 @@ impl ModelHandle {
         BlockEvents { model: self.clone(), generation: 0, following: None, missed: 0 }
     }
 
-    /// Subscribes to the numbers of KV blocks. The total changes when another process takes or
-    /// frees GPU memory.
+    /// Subscribes to the numbers of KV blocks. The total changes, for example, when another process
+    /// takes or frees GPU memory.
     pub fn kv_use(&self) -> KvWatch {
         KvWatch { model: self.clone(), generation: 0, shown: None }
     }

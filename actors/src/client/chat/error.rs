@@ -91,7 +91,7 @@ pub enum ChatError {
     /// An actor did not answer in time.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// The model did not start, or serving was refused memory too often.
+    /// The model did not start, or it was refused memory too often while it served.
     #[error("the model is not ready: {0}")]
     NotStarted(Arc<StartError>),
     /// The model's logits for this request are missing, or contain NaN or +infinity.

@@ -17,7 +17,8 @@ pub struct ModelFacts {
     pub name: String,
     /// Maximum tokens of a prompt and its reply together.
     pub context_tokens: usize,
-    /// Rows of the output head. Every token id is below this number. Some rows may be padding.
+    /// Rows of the output head. Every token id that the model accepts or generates is below this
+    /// number. Some rows may be padding.
     pub vocabulary: usize,
     /// Maximum pictures of a chat; 0 if the model takes no pictures.
     pub pictures: usize,

@@ -163,7 +163,8 @@ mod tests {
         assert!(buckets(0).is_empty());
     }
 
-    /// A step with one sequence for each entry: its rows that sample, and its rows that run again.
+    /// A step with one sequence for each entry. An entry gives the number of the sequence's rows
+    /// that sample, and the number of its rows that run again.
     fn batch(rows: &[(usize, usize)]) -> StepBatch {
         let tables = [BlockTable::from(vec![0, 1])];
         let (tokens, positions) = ([7; 8], [[16; 3]; 8]);

@@ -82,8 +82,8 @@ pub(super) struct Choosing {
     report: Option<Report>,
 }
 
-/// The tokens of each choice, up to and including the first that differs from its draft, or an error
-/// for a row that allows no token.
+/// The tokens of each choice, up to and including the first token that differs from its draft. A
+/// row that allows no token has an error instead.
 pub(super) type ChosenTokens = Vec<Vec<Result<Token, SamplingError>>>;
 
 /// The chosen tokens of a step, or the running download.

@@ -1,5 +1,5 @@
-//! The draft head's part of a step: a first draft after each row of logits, and further drafts one by
-//! one.
+//! The draft head's part of a step: a first draft after each row of logits, and further drafts one
+//! by one.
 
 use std::mem;
 
@@ -117,7 +117,7 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Appends further drafts to `drafts`, which has the first draft of each choice. `normed`
-    /// `[logit_rows, hidden]` has the rows of the draft head from which the first drafts were chosen.
+    /// `[logit_rows, hidden]` has the draft head's rows from which the first drafts were chosen.
     fn draft_further(
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,

@@ -127,9 +127,9 @@ impl Choice {
     }
 
     /// Takes the token chosen in each row, and returns the tokens that the reply uses: up to and
-    /// including the first that differs from its draft. A token is drafted with certainty, so this
-    /// is rejection sampling (Leviathan et al., arXiv 2211.17192) without a residual: the sampler's
-    /// own choice replaces the draft.
+    /// including the first token that differs from its draft. The draft distribution gives each
+    /// drafted token probability 1, so this method is rejection sampling (Leviathan et al., arXiv
+    /// 2211.17192) without a residual: the sampler's own choice replaces the draft.
     pub(super) fn accepted<E>(&self, chosen: impl IntoIterator<Item = Result<Token, E>>) -> Vec<Result<Token, E>> {
         let mut drafts = self.drafts.iter();
         let (mut accepted, mut chosen) = (Vec::with_capacity(1), chosen.into_iter());
@@ -164,8 +164,8 @@ fn is_accepted(position: u64, draft: u32, rate: f64) -> bool {
 
 #[derive(Debug)]
 pub struct Stepped {
-    /// The tokens of each choice: one, and one more for each accepted draft. The last may be an error
-    /// instead, if its row allows no token. Such an error fails only its own sequence.
+    /// The tokens of each choice: one token, and one more for each accepted draft. The last entry
+    /// is an error if its row allows no token. Such an error fails only its own sequence.
     pub chosen: Vec<Vec<Result<Token, SamplingError>>>,
     /// The drafts of the draft head after the last token of each choice. The outer list is empty
     /// without a draft head. The inner list of a choice is empty if the choice ended in an error.

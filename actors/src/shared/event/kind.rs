@@ -31,7 +31,7 @@ impl From<&Holding> for Leased {
 pub enum Event {
     /// Device memory was leased.
     LeaseGranted(Leased),
-    /// A lease was refused, or was refused growth.
+    /// A new lease, or the growth of an existing lease, was refused.
     LeaseRefused {
         model: Label,
         #[serde(serialize_with = "label")]

@@ -10,8 +10,8 @@ use std::{
 use bursar_model::flow::{ContentSpan, PrefixKey};
 use tokio::sync::broadcast;
 
-/// Maximum number of changes that wait to be read by a listener. A listener that lags further
-/// misses the oldest changes. One change contains all events of a step.
+/// Maximum number of messages that wait to be read by a listener. A listener that lags further
+/// misses the oldest messages. One message contains all events of a step.
 const WAITING_MAX: usize = 1024;
 
 /// A whole block of keys and values in the prefix cache.

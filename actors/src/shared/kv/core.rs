@@ -365,9 +365,8 @@ impl KvCore {
         block
     }
 
-    /// Removes the name of a free block's content. If the content is already in host
-    /// memory, its slot is marked as used now. Otherwise, with a host tier, the block is
-    /// queued to be copied there.
+    /// Removes the name of a free block's content. If the content is in host memory already, marks
+    /// its slot as used now. Otherwise, with a host tier, queues the block to be copied there.
     fn forget(&mut self, block: u32) {
         let name = self.pool[block as usize].name.take().expect("an idle block has content");
         self.named.remove(&name);
@@ -465,9 +464,9 @@ impl KvCore {
     }
 
     /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
-    /// other sequences may share them. If another block already has a name, sequences keep sharing
-    /// that other block. Unknown sequences and blocks that were released are ignored. Returns the
-    /// indices of the blocks that were named in the first cache group, if its blocks are reported.
+    /// other sequences may share them. If another block already has the name, sequences keep
+    /// sharing that other block. Ignores unknown sequences and released blocks. Returns the indices
+    /// of the blocks that were named in the first cache group, if its blocks are reported.
     pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
         let Some(tables) = self.tables.get(&sequence) else { return Vec::new() };
         let (mut named, has_events) = (Vec::new(), self.has_events());

@@ -241,7 +241,8 @@ impl StatePool {
     pub fn fetched(&mut self, sequence: SequenceId) {
         let Some(live) = self.live.get_mut(&sequence) else { return };
         let (Some(key), Some(slot)) = (live.fetched.take(), live.resumes_from) else { return };
-        // If another sequence has computed the same snapshot, this one is freed after its use.
+        // If another sequence has computed the same snapshot in the meantime, the fetched snapshot
+        // stays pending, and `name` frees its slot.
         if !self.snapshots.contains_key(&key) {
             live.pending.retain(|pending| pending.slot != slot);
             self.publish(key, slot, None);

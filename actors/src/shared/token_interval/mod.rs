@@ -56,7 +56,7 @@ fn planned_micros(promise: Duration) -> u64 {
 /// The promised interval and its costs, as the serving actors of a model know them.
 #[derive(Clone, Debug, Default)]
 pub struct Pacing {
-    /// `None` if the user wants no promise.
+    /// `None` if the user disabled the target (`token_interval` = 0).
     pub promise: Option<Duration>,
     pub measured: MeasuredCosts,
     /// The load that the lanes of all models put on the shared GPU.

@@ -6,8 +6,8 @@ use super::{MeasuredCosts, MeasuredStep, StepWork};
 /// A predictor of step durations, fitted to a profile's measurements.
 ///
 /// A step that only decodes takes a base time, a time per sequence, and a time per token that the
-/// sequences attend to. Prompt tokens in the same step add a piecewise linear curve, and a time per
-/// pair of tokens in attention.
+/// sequences attend to. Prompt tokens in the same step add a time that is a piecewise linear
+/// function of their number, and a time per pair of tokens in attention.
 #[derive(Clone, Debug)]
 pub struct StepCosts {
     /// The fixed time of a step, in µs.
@@ -100,7 +100,7 @@ impl StepCosts {
     }
 
     /// Learns from a completed step. Steps without prompts or without decoding sequences are
-    /// ignored, because predictions are used only to plan steps that have both.
+    /// ignored, because the prompt chunk is limited only in steps that have both.
     pub fn learn(&mut self, work: &StepWork, pictures: bool, micros: u64) {
         if work.prompt_tokens > 0 && work.decoding > 0 {
             self.factors[usize::from(pictures)].learn(micros as f64 / self.measured(work).max(1.0));

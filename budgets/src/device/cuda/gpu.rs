@@ -159,8 +159,8 @@ impl CudaDevice {
         self.record_loss(self.context.enter())
     }
 
-    /// Like `enter`, but also succeeds on a lost device, so that its memory can be returned. Driver
-    /// 580 accepts the return of all memory of a lost device.
+    /// Like `enter`, but also succeeds on a lost device, so that its memory can be returned. With
+    /// driver 580, all memory of a lost device can be returned.
     pub(super) fn enter_if_there(&self) -> Result<(), DeviceError> {
         match self.enter() {
             Err(error) if !error.is_lost() => Err(error),

@@ -83,8 +83,8 @@ impl CudaDevice {
         Ok(other.device == self.device || driver::reaches(self.device, other.device)?)
     }
 
-    /// Lets all GPUs in `others` that can reach this GPU's memory access the memory
-    /// backed at these addresses.
+    /// Gives each GPU in `others` that can reach this GPU access to the memory that is backed at
+    /// these addresses.
     ///
     /// # Errors
     /// The driver's error, if the driver refuses.

@@ -67,7 +67,7 @@ impl Nvml {
         // SAFETY: this is NVIDIA's library, and loading it has no preconditions.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
         let name = CString::new(name_of(uuid)).expect("the name of a GPU has only digits and dashes");
-        // SAFETY: these function types are stable since the library's first versions, and all
+        // SAFETY: these function types have not changed since the library's first versions, and all
         // output pointers are valid.
         unsafe {
             if library.get::<Start>(b"nvmlInit_v2\0").ok()?() != 0 {
@@ -82,7 +82,7 @@ impl Nvml {
 
     pub(super) fn free_bytes(&self) -> Option<Bytes> {
         let mut memory = Memory::default();
-        // SAFETY: this function type is stable, the handle and the output pointer are valid.
+        // SAFETY: this function type is stable, and the handle and the output pointer are valid.
         let status = unsafe {
             let info = self.library.get::<MemoryInfo>(b"nvmlDeviceGetMemoryInfo\0").ok()?;
             info(self.handle, &mut memory)

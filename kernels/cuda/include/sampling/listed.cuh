@@ -1,4 +1,5 @@
-// Draws from rows whose most likely tokens are listed, and draws in the order of ids.
+// Two ways to draw a token: from the list of a row's most likely tokens, or from the whole
+// vocabulary in the order of ids.
 #pragma once
 
 #include <stdint.h>

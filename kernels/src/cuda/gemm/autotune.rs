@@ -51,7 +51,7 @@ const WRITTEN_MAX: usize = 192 << 20;
 
 /// Maximum number of GEMMs per trial in the first round.
 const FIRST_TURNS: usize = 3;
-/// Maximum number of GEMMs per trial in the finals.
+/// Maximum number of GEMMs per trial in the final round.
 const TURNS: usize = 8;
 /// Maximum bytes of weights that a trial reads. If a trial would read more, it has fewer GEMMs.
 const READ_MAX: usize = 2 << 30;
@@ -65,7 +65,7 @@ const GUESSES: usize = 2;
 /// times as long as the fastest of this project's kernels.
 const FAR_BEHIND: f32 = 1.15;
 
-/// Number of algorithms that reach the finals.
+/// Maximum number of algorithms in the final round.
 const FINALISTS: usize = 4;
 /// Trials of each finalist. The shortest time counts.
 const TRIALS: usize = 3;

@@ -30,9 +30,9 @@ pub(in super::super) struct Counters {
 }
 
 impl Counters {
-    /// Takes a set of counters for `stream`. Returns `None` if the device has neither of these two
-    /// kernels, or if eight other streams use all sets. Launches of both kernels in one stream
-    /// share a set.
+    /// Takes a set of counters for `stream`. Returns `None` if the device has neither the small-m
+    /// kernel nor the kernel for 4-bit integers, or if eight other streams use all sets. Launches
+    /// of both kernels in one stream share a set.
     pub(in super::super) fn take(
         functions: &Functions,
         sets: &Arc<CounterSets>,

@@ -22,7 +22,8 @@ use super::{
 
 /// The state that one lane keeps for its GEMMs.
 pub(in super::super) struct GemmLane {
-    /// `None` if the device has no small-m kernel, or if other lanes use all sets of counters.
+    /// `None` if the device has neither the small-m kernel nor the streaming kernel for 4-bit
+    /// integers, or if other lanes use all sets of counters.
     pub(super) counters: Option<Counters>,
     pub(super) gpu: Gpu,
     pub(in super::super) backend: GemmBackend,
@@ -65,7 +66,7 @@ impl GemmLane {
         self.recorded.take();
     }
 
-    /// Returns the number of GEMMs outside autotuning whose algorithm was not measured.
+    /// Returns the number of GEMMs outside autotuning that used the library's first proposal.
     pub(in super::super) fn guesses(&self) -> usize {
         self.library.borrow().guesses()
     }

@@ -1,6 +1,7 @@
-//! GEMMs: by cuBLASLt, or by this project's kernels for small m (up to 64 rows), medium m (up to
-//! 256 rows, gated) or large m, where they were measured to be faster. Each GPU generation has
-//! separate kernels for quantized weights.
+//! GEMMs: by cuBLASLt, or by this project's kernels for small m (up to 64 rows, or 128 rows with
+//! 4-bit integers), medium m (up to 256 rows, gated) or large m, where they were measured to be
+//! faster. Quantized weights have separate kernels. The FP8 kernels for Hopper differ from the FP8
+//! kernels for other GPU generations.
 //!
 //! | part | files |
 //! |---|---|

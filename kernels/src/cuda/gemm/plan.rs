@@ -17,9 +17,9 @@ use crate::{DType, KernelError};
 /// as long as the library takes for about 140 rows (4 TB/s, 1,100 TFLOP/s).
 const SPLIT_FROM: usize = 2048;
 
-/// Maximum number of rows of a GEMM that was not measured for which the streaming kernel for 4-bit
-/// integers is chosen. On an H200, this kernel is then faster for the largest weights of a 7B
-/// model; with more rows, the small-m kernel is faster.
+/// Maximum number of rows at which a GEMM that was not measured uses the streaming kernel for 4-bit
+/// integers. On an H200, with the largest weights of a 7B model, the streaming kernel is faster up
+/// to this number of rows, and the small-m kernel is faster above it.
 const INT4_ROWS: usize = 16;
 
 /// The implementation that computes GEMMs of any number of rows.
@@ -41,8 +41,9 @@ pub enum GemmBackend {
 pub(super) enum GemmPlan {
     SmallM(Cut),
     /// The small-m kernel, in launches of as many rows as it supports. This is the fallback for
-    /// quantized GEMMs whose output is not aligned for any other kernel, for more rows with 4-bit
-    /// integers, and, without the library, for f32 outputs.
+    /// quantized GEMMs whose output is not aligned for any other kernel, for GEMMs with 4-bit
+    /// integers and more rows than one launch supports, and for f32 outputs if the library is not
+    /// used.
     SmallMPieces(Cut),
     MediumM,
     LargeM,

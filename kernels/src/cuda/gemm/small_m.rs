@@ -137,9 +137,9 @@ fn gated_map(
     TensorMap::new(Address(operands.weight), activation, &layout)
 }
 
-/// Returns the tensor map of a weight of 4-bit integers. The dimensions of the map are the words of
-/// a block (32 bits each) and the blocks, and in a gated GEMM also the halves, gate and up. A copy
-/// transfers a step of a tile.
+/// Returns the tensor map of a weight of 4-bit integers. The map's dimensions are the 32-bit words
+/// of a block and the blocks. For a gated GEMM, it has a third dimension: the gate half and the up
+/// half. One copy transfers one step of one tile.
 fn int4_map(problem: GemmProblem, operands: GemmOperands, tiles: &SmallMTiles) -> Result<TensorMap, DeviceError> {
     // A block of eight rows has a word for each column.
     let (words, blocks) = (problem.in_features as u64, (problem.features() / BLOCK_ROWS) as u64);

@@ -145,10 +145,12 @@ const INT4: Capability = Capability {
     ..ANY
 };
 
-/// Above `MEMORY_BOUND_ROWS` rows, dequantizing the weight once is cheaper: it costs about three
-/// launches of the small-m kernel with 128 rows, or four launches of `gemm_int4.cu`. The other
-/// limits are those of the large-m kernels, so that no GEMM of a slice is planned with the small-m
-/// kernel: the small-m kernel would read the slice before the dequantization has ended.
+/// Limits of GEMMs of dequantized slices. Above `MEMORY_BOUND_ROWS` rows, it is cheaper to
+/// dequantize the weight once than to launch a kernel for 4-bit integers many times: the
+/// dequantization takes as long as about three launches of the small-m kernel with 128 rows, or
+/// four launches of `gemm_int4.cu`. The other limits are the limits of the large-m kernels, so that
+/// no GEMM of a slice is planned with the small-m kernel, which would read the slice before the
+/// dequantization has ended.
 const DEQUANTIZED_INT4: Capability = Capability {
     kernel: Kernel::DequantizedInt4,
     schemes: Schemes::Int4,
@@ -157,8 +159,8 @@ const DEQUANTIZED_INT4: Capability = Capability {
     ..LARGE_M
 };
 
-/// Limits of the small-m kernel for weights of 4-bit integers. It copies the scales of eight rows
-/// at once.
+/// Limits of the small-m kernel for 4-bit integer weights. It copies the scales of eight rows at
+/// once.
 const SMALL_M_INT4: Capability =
     Capability { kernel: Kernel::SmallM, rows: 1..=SmallMRows::R128.rows(), scale_alignment: TMA, ..INT4 };
 

@@ -14,7 +14,7 @@ use libloading::Library;
 use super::super::{error::OpenError, search::BlasSearch};
 use crate::DType;
 
-/// File names of the library. All versions of NCCL 2 have the same functions.
+/// File names of the library. All supported versions have the functions that this project uses.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// The oldest supported version, in the library's numbering. Captured graphs and aborted

@@ -24,7 +24,7 @@ pub struct NcclLink {
     pub(super) communicator: Communicator,
     pub(super) calls: Arc<Calls>,
     pub(super) memory: Address,
-    /// Bytes of each of the two halves of the data.
+    /// Bytes of each half of the data region in exchange memory.
     pub(super) half: usize,
     pub(super) watch: Watch,
     /// Number of collectives captured so far.

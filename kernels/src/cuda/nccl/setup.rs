@@ -44,8 +44,9 @@ impl NcclLink {
     /// NCCL does not support.
     ///
     /// # Safety
-    /// Each memory must begin on a page. Until all work of all ranks has ended, it must be backed,
-    /// and open to the devices of all ranks that can reach it.
+    /// Each rank's exchange memory must begin on a page boundary. Until all work of all ranks has
+    /// ended, the memory must be backed, and each rank's device that can reach the memory must have
+    /// access to it.
     pub unsafe fn between(
         nccl: &Nccl,
         kernels: &[&Arc<CudaKernels>],

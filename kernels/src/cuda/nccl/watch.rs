@@ -135,8 +135,9 @@ impl Shared {
     pub(super) fn watch(&self) {
         let period = self.patience / CHECKS_PER_PERIOD;
         let began = Instant::now();
-        // For each rank: its number of launched collectives and the time of the check, both from
-        // the last check in which the rank had advanced or was not behind the leading rank.
+        // For each rank: the number of collectives that it has launched, and a time. Both are from
+        // the last check in which the rank had advanced, or had launched as many collectives as the
+        // leading rank.
         let mut seen = vec![(0, began); self.ranks.len()];
         while !self.ends_after(period) {
             if let Some(error) = self.failure() {

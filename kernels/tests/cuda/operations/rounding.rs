@@ -27,8 +27,8 @@ fn the_fused_norm_of_a_mixtures_sum_matches_two_operations() {
     }
 }
 
-/// The codes and the bits of the scales of the rows of `x`, which are normalized, gated or only
-/// quantized.
+/// Quantizes the rows of `x`, after a norm or a gate if `operation` is one. Returns the codes, and
+/// the bits of the scales.
 fn rounded_rows(
     scope: &Scope<'_, Cuda>,
     (operation, quantization): (&str, Quantization),
@@ -52,8 +52,8 @@ fn rounding_many_rows_gives_the_bits_of_smaller_batches() {
         gpu.kernels.iter().filter(|kernels| kernels.target().has_quantized(QuantizationScheme::ROW, [8, 128]))
     {
         let CudaTarget { activation, sms, .. } = target_of(kernels);
-        // Rows of one or two vectors per thread, and long rows, with two blocks or one block per
-        // multiprocessor.
+        // Rows of which a thread keeps one or two vectors, and long rows, for which an SM runs two
+        // thread blocks or one.
         let (long, most) = (4 * sms + 2, sms.min(100));
         let sizes = [(sms + 1, 16), (300, 3584), (201, 5128), (long, 8208), (long, 20_488)];
         for ((rows, columns), operation) in

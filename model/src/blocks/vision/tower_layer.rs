@@ -118,7 +118,7 @@ impl TowerLayer {
     }
 
     /// Runs the layer on `hidden` `[patches, hidden]`, in place. A patch attends to the patches of
-    /// its sequence of `seen`.
+    /// its sequence in `seen`.
     pub fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

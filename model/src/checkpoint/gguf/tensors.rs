@@ -196,7 +196,7 @@ fn reading(tensor: &TensorEntry<'_>, part: &str, config: &Config) -> Result<Read
     }
 }
 
-/// Refuses rates of decay for which [`Change::LogOfNegative`] is not finite. Other types than F32
+/// Refuses rates of decay for which [`Change::LogOfNegative`] is not finite. Types other than F32
 /// are also refused, because llama.cpp stores vectors as F32.
 fn check_rates(settings: &Settings<'_>, tensor: &TensorEntry<'_>, bytes: &[u8]) -> Result<(), CheckpointError> {
     if stored(tensor.kind) != Some(Stored::Plain(TensorType::F32)) {

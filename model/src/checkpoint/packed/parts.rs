@@ -155,7 +155,8 @@ fn read_shape((name, found): &(String, RawTensor<'_>)) -> Result<[usize; 2], Che
     extents.try_into().map_err(|_| wrong_as(name, format!("{numbers:?}"), "two numbers above 0"))
 }
 
-/// Checks the type and the shape of a part. Axes of scales with one element may be left out.
+/// Checks the type and the shape of a part. Axes of length 1 are ignored, because files may leave
+/// out such axes of scales.
 fn check((name, found): &(String, RawTensor<'_>), kind: &str, shape: &[usize]) -> Result<(), CheckpointError> {
     let inner = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|extent| *extent != 1).collect() };
     if found.kind == kind && inner(found.shape) == inner(shape) {

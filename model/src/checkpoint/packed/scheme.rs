@@ -19,7 +19,7 @@ const fn e2m1(zero: f32) -> [f32; 16] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PackedFormat {
     /// AutoAWQ, version `gemm`: words `[K, N / 8]`, zero points `[G, N / 8]`, scales `[G, N]`. A
-    /// word has the rows 0, 2, 4, 6, 1, 3, 5 and 7 of 8 rows, from its lowest bits on.
+    /// word has the rows 0, 2, 4, 6, 1, 3, 5 and 7 of 8 rows, lowest bits first.
     Awq,
     /// AutoGPTQ: words `[K / 8, N]` along the columns, zero points minus one `[G, N / 8]` along the
     /// rows, scales `[G, N]`.

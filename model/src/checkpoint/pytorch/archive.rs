@@ -1,6 +1,6 @@
-//! Locations of the entries of a zip archive. Entries are not copied, because torch stores them
-//! without compression, so that they can be mapped. Lengths are checked against the bytes of the
-//! file, and no count is trusted. The format: PKWARE's APPNOTE.TXT 6.3.10.
+//! Locations of the entries of a zip archive. No entry is copied: torch stores entries without
+//! compression so that they can be mapped. Lengths are checked against the bytes of the file, and
+//! no count is trusted. The format: PKWARE's APPNOTE.TXT 6.3.10.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -33,7 +33,7 @@ pub(super) fn mxfp4(group: &Fields<'_>) -> Result<PackedScheme, QuantizationErro
     Ok(PackedScheme::fp4(PackedFormat::Mxfp4))
 }
 
-/// Reads the settings of weights that both formats of compressed-tensors have.
+/// Reads the weight settings that both compressed-tensors formats share.
 fn weights<'c>(group: &Fields<'c>) -> Result<Fields<'c>, QuantizationError> {
     check_activations(group)?;
     let weights = group.inner("weights")?;
@@ -66,7 +66,7 @@ pub(super) fn is_modelopt_nvfp4(part: &Fields<'_>) -> bool {
 }
 
 /// Reads the settings of ModelOpt's NVFP4, as in NVIDIA's releases (modelopt 0.47,
-/// `convert_hf_config.py`), except those of the KV cache.
+/// `convert_hf_config.py`). The settings of the KV cache are accepted but not read here.
 pub(super) fn modelopt_nvfp4(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationError> {
     let groups_of_16 = |part: &Fields<'_>| part.require_one_of("group_size", &[json!(16), Value::Null], "16");
     groups_of_16(part)?;

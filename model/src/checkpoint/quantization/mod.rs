@@ -1,13 +1,14 @@
 //! Quantized weights of a checkpoint and their format, from its configuration or from the user's
 //! choice.
 //!
-//! FP4 numbers and packed integers of 8 bits are dequantized while they load, and integers of 4
-//! bits stay packed where the target has kernels for them. `packed_config` and `fp4_config` read
-//! the settings of these formats, and [`packed`](super::packed) has the arithmetic.
+//! FP4 numbers and packed integers of 8 bits are dequantized while they load. Packed integers of 4
+//! bits stay packed if the target has kernels for them. `packed_config` and `fp4_config` read the
+//! settings of these formats, [`packed`](super::packed) reads the numbers from the file, and
+//! `weights::dequantizing` dequantizes them.
 //!
 //! A new format of quantized weights needs an element type in [`stored`](super::stored), a scheme
 //! ([`bursar_kernels::QuantizationScheme`]), and a function in `config` that reads its settings.
-//! The arithmetic that runs while weights load is in `weights::quantized_numbers`. Memory claims
+//! `weights::quantized_numbers` has the E4M3 arithmetic that runs while weights load. Memory claims
 //! and the upload query the scheme.
 
 mod choice;

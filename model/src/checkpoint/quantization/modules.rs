@@ -85,7 +85,7 @@ fn inner(name: &str) -> String {
     if parts.is_empty() { name.to_owned() } else { parts.join(".") }
 }
 
-/// All names of the module `inner` in releases of its model.
+/// All names that the module `inner` may have in the releases of its model.
 fn elsewhere(inner: &str) -> Vec<String> {
     let first = inner.split('.').next().unwrap_or_default();
     let before = if DECODER.contains(&first) { &BEFORE_DECODER[..] } else { &BEFORE_TOWER };

@@ -144,7 +144,7 @@ fn calls_of(rules: &mut LarkRules, calls: &ForcedCalls) -> Result<String, ReplyF
 fn call_of(rules: &mut LarkRules, tool: &CallableTool, format: ToolFormat) -> Result<Option<String>, GrammarError> {
     require("name of a tool", tool.name.len(), "bytes", NAME_BYTES_MAX)?;
     if format == ToolFormat::QwenXml {
-        // The schema as a whole is checked first, because an error gives a place in the whole schema.
+        // The whole schema is checked first, because an error gives a place in the whole schema.
         arguments(tool).grammar()?;
         return XmlCallRules::new(rules, tool).call().map(Some);
     }

@@ -17,8 +17,8 @@ impl BudgetState {
             Effect::OwnerCleared { .. } => self.answer_cleared(),
             Effect::GateMoved { model, to } => drop(self.mailbox.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, ResizeOrder::GiveUp { to }),
-            // The canary is reported after every message, and the other effects
-            // need no action here.
+            // The canary is reported after every message, and the other effects need no action
+            // here.
             Effect::CanaryGiven { .. }
             | Effect::CanaryTaken { .. }
             | Effect::Deficit { .. }

@@ -99,8 +99,8 @@ impl BudgetState {
         Ok(Some(memory))
     }
 
-    /// Whether other processes hold more than the ledger knows, or leases must
-    /// still shrink for them.
+    /// Whether other processes hold more than the ledger knows, or leases must still shrink for
+    /// them.
     pub(super) fn is_taken_from(&self) -> Result<bool, DeviceError> {
         let account = self.ledger.account(Memory::Device);
         let has_more = |(_, foreign): (DeviceMemory, Bytes)| foreign > account.foreign || !account.owed().is_zero();
@@ -159,8 +159,8 @@ impl BudgetState {
         }
     }
 
-    /// Bytes that this process holds outside leases and overhead. The number should be 0.
-    /// `None` if the driver does not report memory per process.
+    /// Bytes that this process holds outside leases and overhead. The number should be 0. `None` if
+    /// the driver does not report memory per process.
     ///
     /// Without the driver's figure (`Device::process_bytes`), drift cannot be distinguished from
     /// foreign memory: both are used memory that the budget has no record of. The ledger counts
@@ -244,8 +244,8 @@ impl BudgetState {
         !account.owed().is_zero() || account.canary < account.canary_wanted || self.ledger.is_profiling()
     }
 
-    /// Orders idle models to lend KV cache memory, and borrowers to return it when
-    /// a lender needs it.
+    /// Orders idle models to lend KV cache memory, and borrowers to return it when a lender needs
+    /// it.
     pub(super) fn lend(&mut self) {
         let leases = self.mailbox.lendable();
         if leases.is_empty() {

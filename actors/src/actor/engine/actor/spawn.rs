@@ -141,9 +141,9 @@ impl EngineState {
         Ok(Some(VisionActor::spawn_linked(None, VisionActor, arguments, myself.get_cell()).await?.0))
     }
 
-    /// Waits for the jobs that dead actors left on the lanes, because these jobs still write
-    /// to memory that the successors will use. A lane whose thread has died is started again
-    /// on the same memory.
+    /// Waits for the jobs that dead actors left on the lanes, because these jobs still write to
+    /// memory that the successors will use. A lane whose thread has died is started again on the
+    /// same memory.
     async fn revive_lanes(
         &mut self,
         myself: &ActorRef<EngineMessage>,

@@ -82,9 +82,9 @@ impl AttemptLog {
         wait.filter(|_| may_go_on).map_or(Verdict::Last, Verdict::Again)
     }
 
-    /// The latest evidence of refused memory. Even if the last attempt failed with another error,
-    /// it may have failed only because earlier refusals had made it too small, so that missing
-    /// memory is the cause of that error too.
+    /// The latest evidence of refused memory. The last attempt may have failed with another error
+    /// only because earlier refusals had made its KV cache too small. In that case, missing memory
+    /// is the cause of that error too.
     pub fn last_evidence(&self) -> Option<&Evidence> {
         self.reports.iter().rev().find_map(|report| match &report.outcome {
             Outcome::Refused { evidence } => Some(evidence),

@@ -5,8 +5,8 @@
 pub trait Parts {
     /// The plan without its worst cases.
     type Plan: Clone;
-    /// The worst cases of a plan. They contain blank pictures, which are large, so they are
-    /// kept only until READY.
+    /// The worst cases of a plan. They contain blank pictures, which are large, so they are kept
+    /// only until READY.
     type MemoryRequirements: Clone;
     /// The loaded model, before sizing.
     type Loaded: Clone;

@@ -62,8 +62,8 @@ pub struct PoolCore {
 }
 
 impl PoolCore {
-    /// A pool of `most` blocks that never shrinks below `floor`, and grows up to
-    /// `limit` with borrowed memory.
+    /// A pool of `most` blocks that never shrinks below `floor`, and grows up to `limit` with
+    /// borrowed memory.
     pub fn new(floor: usize, most: usize, limit: usize) -> Self {
         let (floor, limit) = (floor.min(most), limit.max(most));
         PoolCore {
@@ -165,8 +165,8 @@ impl PoolCore {
             self.quiet = false;
             return None;
         };
-        // The number is set at once, so that a scheduler that restarts during the change
-        // starts with this size.
+        // The number is set at once, so that a scheduler that restarts during the change starts
+        // with this size.
         self.blocks = to;
         self.under_way = Some(Change::Shrink { to });
         self.under_way

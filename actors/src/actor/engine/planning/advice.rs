@@ -84,8 +84,8 @@ mod tests {
         let (knobs, _) = asked(&sized, Some(Bytes::mib(4)));
         assert!(knobs.len() > 1 && knobs.iter().all(|knob| knob.to.is_none()), "{knobs:?}");
         assert!(kv(&asked(&sized, Some(least - page)).0).is_none());
-        // A fixed size is suggested in the unit in which the user set it, and
-        // fits the available memory.
+        // A fixed size is suggested in the unit in which the user set it, and fits the available
+        // memory.
         for (pinned, name) in [
             (LoadOptions { kv_tokens: Some(1 << 20), ..sized.clone() }, "kv_tokens"),
             (LoadOptions { kv_bytes: Some(Bytes::gib(2)), ..sized.clone() }, "kv_bytes"),

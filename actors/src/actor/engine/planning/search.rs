@@ -115,8 +115,8 @@ impl Search<'_> {
         Some(self.suggestion("canary", Change::Size(now), to.map(Change::Size), frees))
     }
 
-    /// The limits that can be lowered. Pictures are limited in the unit that the user
-    /// set, or in pixels.
+    /// The limits that can be lowered. Pictures are limited in the unit that the user set, or in
+    /// pixels.
     fn limits(&self) -> Vec<Limit> {
         let Envelope {
             context_tokens, sequences, step_tokens, picture_patches, largest_pictures, launch_patches, ..

@@ -25,8 +25,8 @@ pub enum Change {
 }
 
 impl Change {
-    /// Returns `options` with one knob set to this value. `None` for a knob that is not
-    /// one of these options.
+    /// Returns `options` with one knob set to this value. `None` for a knob that is not one of
+    /// these options.
     pub(super) fn over(self, options: &LoadOptions, knob: &str) -> Option<LoadOptions> {
         let mut changed = options.clone();
         let LoadOptions { limits, .. } = &mut changed;
@@ -74,8 +74,8 @@ pub struct Suggestion {
     pub name: String,
     /// The knob's current value, lowered to the limits of the model and its image processor.
     pub from: Change,
-    /// The nearest value with which the plan fits while all other knobs stay the same. `None`
-    /// if no value does.
+    /// The nearest value with which the plan fits while all other knobs stay the same. `None` if no
+    /// value does.
     pub to: Option<Change>,
     /// The setting that replaces the current setting of that name. `None` if there is no suggested
     /// value, or if the knob is the device's memory.

@@ -19,8 +19,8 @@ pub enum Shortfall {
         short_by.exact()
     )]
     Memory { needed: Bytes, available: Bytes, short_by: Bytes },
-    /// The KV cache is too small for one sequence, because of a fixed size, a fraction, or
-    /// too little free memory.
+    /// The KV cache is too small for one sequence, because of a fixed size, a fraction, or too
+    /// little free memory.
     #[error("the KV cache would hold {tokens} tokens, but one sequence may have {context_tokens}")]
     Tokens {
         /// Tokens that the cache would hold.

@@ -23,8 +23,8 @@ pub enum Effect<P: Parts> {
         generation: u64,
         request: P::LoadRequest,
     },
-    /// Report that a dead engine restarts, and release its memory. Then, after
-    /// the wait, send [`Respawn`](super::Input::Respawn).
+    /// Report that a dead engine restarts, and release its memory. Then, after the wait, send
+    /// [`Respawn`](super::Input::Respawn).
     RespawnAfter { name: String, load: u64, death: u64, wait: Duration, reason: String },
     /// Start another engine of a model.
     Respawn { name: String, generation: u64 },
@@ -86,9 +86,9 @@ pub enum Effect<P: Parts> {
         /// the allowed time doubles each time.
         stayed_busy: u32,
     },
-    /// End a model's engine and release its device memory. The weights
-    /// move to the host memory that was leased for them, unless `level` is
-    /// level 2. [`FellAsleep`](super::Input::FellAsleep) follows.
+    /// End a model's engine and release its device memory. The weights move to the host memory that
+    /// was leased for them, unless `level` is level 2. [`FellAsleep`](super::Input::FellAsleep)
+    /// follows.
     ReleaseEngine {
         name: String,
         load: u64,

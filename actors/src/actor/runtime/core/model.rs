@@ -77,8 +77,8 @@ impl<W, S> Model<W, S> {
         }
     }
 
-    /// Whether the model takes no more requests: it was unloaded, its loader gave up, or
-    /// the runtime shuts down.
+    /// Whether the model takes no more requests: it was unloaded, its loader gave up, or the
+    /// runtime shuts down.
     pub fn is_forgotten(&self) -> bool {
         self.forgotten.is_some()
     }

@@ -1,5 +1,5 @@
-//! Tests of the resources that the scheduler actor holds for its sequences, and of how
-//! long it holds them.
+//! Tests of the resources that the scheduler actor holds for its sequences, and of how long it
+//! holds them.
 
 use std::sync::mpsc::Receiver;
 
@@ -79,8 +79,8 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
     }
 }
 
-/// A scheduler with a lane whose jobs the test runs, and a vision actor
-/// that reports released pictures.
+/// A scheduler with a lane whose jobs the test runs, and a vision actor that reports released
+/// pictures.
 struct Bed {
     scheduler: ActorRef<SchedulerMessage>,
     jobs: Receiver<Job>,

@@ -174,8 +174,9 @@ impl SchedulerCore {
     }
 
     /// Additional space, in tokens, that prompts need in groups with a window, compared with
-    /// decoding sequences of the same length: all blocks of the chunks of two steps are held. The
-    /// result is at most the tokens of two steps per group, because all prompts share the steps.
+    /// decoding sequences of the same length. A prompt needs this space because it holds all blocks
+    /// of the chunks of two steps. The result is at most the tokens of two steps per group, because
+    /// all prompts share the steps.
     fn prefill_overhead(&self, next: &Sequence, stay: &[&Sequence]) -> usize {
         let (groups, step_tokens) = (self.kv.groups(), self.limits.step_tokens);
         let windowed = groups.count() - groups.full();

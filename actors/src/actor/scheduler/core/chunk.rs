@@ -76,7 +76,7 @@ impl SchedulerCore {
     }
 
     /// Maximum number of drafts that the draft head computes after its first draft, for each
-    /// sequence of the next step. The lane waits for the tokens of such a step, so it is not
+    /// sequence of the next step. The lane waits for the tokens of such a step, so the step is not
     /// planned ahead.
     fn further_drafts_max(&self, drafts_max: usize) -> usize {
         if !self.has_draft_head || !self.under_way.is_empty() || drafts_max == 0 && self.has_streams() {
@@ -102,7 +102,8 @@ impl SchedulerCore {
         work
     }
 
-    /// Learns that the oldest running step took `micros` µs.
+    /// Updates the step costs from the oldest running step, which took `micros` µs. A step with
+    /// drafts is ignored.
     pub(super) fn learn(&mut self, micros: u64) {
         let has_drafts = |step: &RunningStep| step.sequences.iter().any(|running| running.drafts + running.further > 0);
         if let (Some(token_interval), Some(step)) =
@@ -112,7 +113,7 @@ impl SchedulerCore {
         }
     }
 
-    /// Notes whether pictures are being encoded on the same GPU now.
+    /// Records whether pictures are being encoded on the same GPU now.
     pub(super) fn now_encodes(&mut self, encodes: bool) {
         self.encodes = encodes;
         self.under_way.iter_mut().for_each(|step| step.pictures |= encodes);

@@ -1,5 +1,5 @@
-//! Blocks that are copied to host memory, and copied back for sequences that begin
-//! with them (ADR 15).
+//! Blocks that are copied to host memory, and copied back for sequences that begin with
+//! them (ADR 15).
 
 use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::PREPARED_JOBS};
 
@@ -29,8 +29,8 @@ impl SchedulerCore {
         self
     }
 
-    /// Keeps up to `slots` snapshots of states in host memory. Copying one
-    /// snapshot takes as long as copying `blocks` blocks.
+    /// Keeps up to `slots` snapshots of states in host memory. Copying one snapshot takes as long
+    /// as copying `blocks` blocks.
     #[must_use]
     pub fn with_host_states(mut self, slots: usize, blocks: usize) -> Self {
         self.kv = self.kv.with_host_states(slots);

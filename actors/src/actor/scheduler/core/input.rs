@@ -17,7 +17,7 @@ pub enum Input {
     Cancel(SequenceId),
     /// The oldest running step has ended. The value has the tokens of each sequence for which the
     /// step chooses, in the plan's order: one token, and one more for each accepted draft. A token
-    /// is `None` if its logits are not numbers.
+    /// is `None` if no token could be chosen, for example because a logit is NaN.
     Stepped(Vec<Vec<Option<u32>>>),
     /// The draft head's proposals for each sequence for which the step chooses. They continue the
     /// tokens of the next [`Input::Stepped`].
@@ -43,8 +43,8 @@ pub enum Effect {
     /// Run a step after the step that may still be running. The answer arrives as
     /// [`Input::Stepped`].
     Run(Box<StepPlan>),
-    /// Copy blocks, after earlier copies and before later steps. The
-    /// answer arrives as [`Input::Copied`].
+    /// Copy blocks, after earlier copies and before later steps. The answer arrives as
+    /// [`Input::Copied`].
     Copy(Box<Copies>),
     /// These sequences wait without blocks, because the next step lacks this many blocks.
     LacksBlocks(Vec<SequenceId>, usize),
@@ -52,10 +52,11 @@ pub enum Effect {
     Begun(SequenceId, usize),
     /// A sequence has a new token.
     Token(SequenceId, u32),
-    /// A sequence has ended for this reason, and was not cancelled.
+    /// A sequence has ended for this reason, and was not canceled.
     Finished(SequenceId, Finish),
     /// A sequence has lost its blocks, after it had released its pictures. The scheduler forgets
-    /// the sequence. The driver admits it again, under the same id, when it has the pictures again.
+    /// the sequence. When the driver has the pictures again, it admits the sequence again under the
+    /// same id.
     Readmit(SequenceId),
     /// A sequence without blocks has missed this deadline, or could no longer meet it. The
     /// scheduler forgets the sequence.

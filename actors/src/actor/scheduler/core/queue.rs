@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Sequence {
-    /// A sort key: smallest for the most urgent sequence, and for the oldest
-    /// among equally urgent ones.
+    /// A sort key: smallest for the most urgent sequence, and for the oldest among equally urgent
+    /// ones.
     pub(super) fn urgency(&self) -> (i32, SequenceId) {
         (self.spec.scheduling_params.priority, self.id())
     }
@@ -47,8 +47,8 @@ impl SchedulerCore {
         }
     }
 
-    /// The deadline that a sequence has missed, or would miss even if it were part
-    /// of the next step.
+    /// The deadline that a sequence has missed, or would miss even if it were part of the next
+    /// step.
     fn missed(&self, sequence: &Sequence) -> Option<Deadline> {
         let Deadlines { queue, first_token, reply } = sequence.due;
         if !sequence.has_begun && queue.is_some_and(|due| due < self.now) {

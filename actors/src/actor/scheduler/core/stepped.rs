@@ -64,8 +64,8 @@ impl SchedulerCore {
     }
 
     /// Records the tokens that a step chose for a sequence: one, and one more for each accepted
-    /// draft. `proposed` are the drafts after them, of which at most
-    /// `drafts_max` are used. Returns how the sequence has ended, if it has.
+    /// draft. `proposed` are the drafts that continue these tokens. At most `drafts_max` of the
+    /// drafts are used. Returns how the sequence has ended, if it has.
     fn chose(
         &mut self,
         running: RunningSequence,

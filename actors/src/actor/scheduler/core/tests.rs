@@ -146,7 +146,7 @@ impl Bed {
         self.give(Input::Cancel(SequenceId(id)))
     }
 
-    /// Ends the oldest running step with logits that are not numbers.
+    /// Ends the oldest running step as if all logits were NaN.
     fn broke(&mut self) -> &mut Bed {
         let plan = self.running.pop_front().expect("a step is under way");
         self.give(Input::Stepped(vec![vec![None]; plan.rows.len()]))
@@ -318,8 +318,8 @@ fn a_sequence_cancelled_during_a_step_ends_silently_after_it() {
 fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
     let mut bed = Bed::new(limits(2, 4, 8));
     bed.admit(sequence(1, 6, 9)).admit(sequence(2, 6, 9)).stepped(5);
-    // The running step has two tokens of each of the first two sequences. Both are
-    // canceled while it runs.
+    // The running step has two tokens of each of the first two sequences. Both are canceled while
+    // it runs.
     bed.admit(sequence(3, 6, 9)).cancel(2).cancel(1);
     bed.stepped(5);
     assert_eq!(bed.recorded(), [released(&[1, 2])]);
@@ -434,8 +434,8 @@ fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
 fn pictures_are_cut_at_chunk_borders() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = sequence(1, 24, 1);
-    // The second picture crosses the first chunk border, and the third crosses the second border.
-    // These two are the same picture.
+    // The second placeholder crosses the first chunk border, and the third crosses the second
+    // border. Both show the same picture.
     let place = |tokens: std::ops::Range<usize>, first: u32| Placeholder {
         cache_rows: (first..).take(tokens.len()).collect(),
         content: ContentSpan { tokens, hash: PictureHash([first as u8; 32]) },
@@ -571,8 +571,7 @@ fn a_prompt_is_scored_once_despite_chunks_and_recomputation() {
 #[test]
 fn a_prefix_without_a_valid_next_token_is_never_reused() {
     let mut bed = Bed::new(limits(2, 32, 16));
-    // There are two steps. The first chunk runs before anyone can know that its
-    // values are not numbers.
+    // There are two steps. The first chunk runs before the host can detect that its values are NaN.
     bed.admit(alike(1, 60, 4)).stepped(5);
     bed.broke();
     assert!(bed.recorded().contains(&finished(1, Finish::Broken)));

@@ -107,8 +107,8 @@ impl ModelHandle {
     }
 }
 
-/// Refuses ids that neither the tokenizer nor the model has. The tokenizer may have added tokens past
-/// the model's last row of logits: the model cannot read or sample them, but
+/// Refuses ids that neither the tokenizer nor the model has. The tokenizer may have added tokens
+/// past the model's last row of logits: the model cannot read or sample them, but
 /// [`ModelHandle::tokenize`] may return them. Ids past the tokenizer's tokens that have a row of
 /// logits are padding, and are accepted.
 fn check_in_vocabulary(context: &ModelContext, ids: &[u32]) -> Result<(), ChatError> {

@@ -77,8 +77,9 @@ impl Chat {
         self
     }
 
-    /// Equal seeds give equal replies, even under a different load. Without a seed, sampled replies
-    /// differ.
+    /// Equal seeds give equal replies, even under a different load. On a GPU, however, rounding may
+    /// change with the batch, so a near-tie may resolve differently. Without a seed, sampled
+    /// replies differ.
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.generation.seed = seed.into().or(self.generation.seed);
         self

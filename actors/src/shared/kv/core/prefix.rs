@@ -9,7 +9,8 @@ use bursar_model::flow::{BlockTable, PrefixKey};
 use super::{Beginning, KvCore, Name};
 use crate::kv::SequenceId;
 
-/// Copies of blocks and of states. They must run in this order and before any later step.
+/// Copies of blocks and of states, which must run in the order in which they are returned. Copies
+/// to the host must also run before any later step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
     pub blocks: CopyLists,

@@ -4,9 +4,10 @@
 //! proposal is often not the fastest. During autotuning (in the stress before READY, whose results
 //! are discarded), each new GEMM of many rows runs all proposals and keeps the fastest. At the end
 //! of autotuning, the GEMMs that passes have called are measured with few rows
-//! (`gemm/autotune.rs`). Afterward, a size that was not measured uses the algorithm of the next
-//! larger measured size that supports it, so no kernel of the library is loaded while serving. Only
-//! a GEMM that no pass called during autotuning uses the first proposal.
+//! (`gemm/autotune.rs`). Afterward, a size that was not measured uses the algorithm of another
+//! measured size of the same GEMM, if that algorithm supports both sizes. Larger sizes are tried
+//! first. So no kernel of the library is loaded while serving. Only a GEMM that no pass called
+//! during autotuning uses the first proposal.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -89,7 +90,7 @@ impl LaneGemms {
         Ok(LaneGemms { known: BTreeMap::new(), refused: BTreeSet::new(), clock: Clock::new(device)?, guesses: 0 })
     }
 
-    /// Returns the number of GEMMs outside autotuning whose algorithm was not measured.
+    /// Returns the number of GEMMs outside autotuning that used the library's first proposal.
     pub(in crate::cuda) fn guesses(&self) -> usize {
         self.guesses
     }

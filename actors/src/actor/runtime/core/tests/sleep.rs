@@ -71,8 +71,8 @@ impl Bed {
     }
 }
 
-/// The models "demo" (load 0) and "other" (load 1) on a device with memory for one of
-/// them. "other" is awake.
+/// The models "demo" (load 0) and "other" (load 1) on a device with memory for one of them. "other"
+/// is awake.
 fn in_turn() -> Bed {
     let mut bed = bed(Rules { turn: Some(5 * SECOND), ..rules() });
     bed.load("demo");

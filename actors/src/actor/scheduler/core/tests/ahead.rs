@@ -260,8 +260,8 @@ fn a_nan_row_ends_its_sequence_despite_a_planned_step() {
 #[test]
 fn a_wasted_step_caches_nothing() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
-    // The step after the reply's end would have filled a second block with a
-    // token outside the reply.
+    // The step after the reply's end would have filled a second block with a token outside the
+    // reply.
     bed.admit(alike(1, 31, 9)).stepped(STOP).stepped(7);
     bed.assert_all_returned();
     assert_eq!(bed.scheduler.kv.usage().cached, 1);
@@ -289,8 +289,8 @@ fn a_prompt_sharing_a_running_prefix_waits_and_reuses_it() {
 #[test]
 fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     let mut bed = Bed::ahead(limits(2, 64, 4));
-    // Both sequences were expected to be short. Each has two blocks, and needs a third
-    // for its 33rd token.
+    // Both sequences were expected to be short. Each has two blocks, and needs a third for its 33rd
+    // token.
     bed.scheduler.running.extend([2, 3].map(|id| (SequenceId(id), Sequence::new(sequence(id, 15, 30)))));
     bed.give(Input::Gathered);
     while bed.running.len() == 2 {
@@ -373,8 +373,8 @@ struct Script {
     events: Vec<u8>,
 }
 
-/// The effects reported for each sequence, the canceled sequences, and the number
-/// of steps planned ahead.
+/// The effects reported for each sequence, the canceled sequences, and the number of steps planned
+/// ahead.
 #[derive(Debug, Default)]
 struct Played {
     recorded: BTreeMap<u64, Vec<Effect>>,

@@ -8,7 +8,8 @@ use crate::{
     scheduler::{Drafter, NgramSizes, PromptLookup, VerifiedDrafts},
 };
 
-/// A sequence with this prompt, which drafts the tokens that followed the same 1 to 3 tokens.
+/// A sequence with this prompt. Its drafts are the tokens that followed an earlier occurrence of
+/// its last 1 to 3 tokens.
 fn quoting(id: u64, prompt: &[u32], tokens_max: usize) -> NewSequence {
     NewSequence {
         tokens: prompt.to_vec(),
@@ -163,7 +164,8 @@ fn with_head(running_max: usize, limits: Limits) -> Bed {
 }
 
 impl Bed {
-    /// Like [`chose`](Bed::chose), and the draft head drafts these tokens after them.
+    /// Like [`chose`](Bed::chose). In addition, the draft head proposes `drafts` after the chosen
+    /// tokens.
     fn chose_and_drafted(&mut self, tokens: &[&[u32]], drafts: &[&[u32]]) -> &mut Bed {
         self.scheduler.step(Input::Drafted(drafts.iter().map(|of| of.to_vec()).collect()));
         self.chose(tokens)

@@ -1,5 +1,5 @@
-//! Tests of blocks that are copied to host memory, and of sequences that wait until the
-//! blocks are copied back.
+//! Tests of blocks that are copied to host memory, and of sequences that wait until the blocks are
+//! copied back.
 
 use super::*;
 use crate::token_interval::CopyCosts;

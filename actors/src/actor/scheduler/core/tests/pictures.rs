@@ -1,5 +1,5 @@
-//! Tests of how long a sequence holds its pictures, and of preemption before and after
-//! a step reads them.
+//! Tests of how long a sequence holds its pictures, and of preemption before and after a step reads
+//! them.
 
 use super::*;
 
@@ -12,8 +12,8 @@ fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usi
     NewSequence { pictures: vec![place], ..sequence(id, prompt, tokens_max) }
 }
 
-/// The sequences that read pictures in the newest step, and the sequences whose pictures
-/// no later step reads.
+/// The sequences that read pictures in the newest step, and the sequences whose pictures no later
+/// step reads.
 fn picture_use(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
     let PictureUse { read, no_longer_read } = &bed.running.back().expect("a step is under way").shown;
     (read.iter().map(|id| id.0).collect(), no_longer_read.iter().map(|id| id.0).collect())

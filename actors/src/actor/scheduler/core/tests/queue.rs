@@ -1,5 +1,5 @@
-//! Tests of the queue's order: which sequence is next, which are preempted, and that
-//! no sequence waits forever.
+//! Tests of the queue's order: which sequence is next, which are preempted, and that no sequence
+//! waits forever.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -270,8 +270,9 @@ proptest! {
         for (id, (tenant, prompt, reply)) in (1..).zip(&requests) {
             bed.admit(of_tenant(id, ["a", "b", "c"][*tenant], *prompt, *reply));
         }
-        // The bound in the paper is twice the larger of two charges: of one prompt, and of all
-        // running replies. Serving the oldest sequence out of order adds one prompt.
+        // The bound in the paper on fair serving (arXiv 2401.00588) is twice the larger of two
+        // charges: the charge of one prompt, and the charge of all running replies. Serving the
+        // oldest sequence out of order adds one prompt.
         let bound = 2 * (2 * 20 * sequences as u64).max(40) + 40;
         while !bed.running.is_empty() {
             let tenants = bed.scheduler.waiting.values().map(|s| s.spec.scheduling_params.tenant.clone());

@@ -531,7 +531,7 @@ fn play_story(events: &[Event], mut story: Story) {
         }
         story.note();
     }
-    // A cancelled sequence keeps its slot until the step that was planned ahead has ended.
+    // A canceled sequence keeps its slot until the step that was planned ahead has ended.
     while !story.bed.running.is_empty() {
         story.run();
     }

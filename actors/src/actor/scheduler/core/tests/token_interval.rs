@@ -389,8 +389,8 @@ fn a_mixed_load_keeps_the_interval_and_early_first_tokens() {
         assert!(kept <= promise, "{kept} µs");
         assert!(stutter > PROMISE, "the promise would not hold without pacing: {stutter} µs");
         assert!(first <= first_without + PROMISE, "first token after {first} µs; {first_without} µs without pacing");
-        // A prompt of 7,000 tokens takes a few more steps, each of which also decodes
-        // for all other sequences.
+        // A prompt of 7,000 tokens takes a few more steps, each of which also decodes for all other
+        // sequences.
         assert!(late <= late_without * 2, "last token after {late} µs; {late_without} µs without pacing");
     }
 }

@@ -139,10 +139,10 @@ impl Memory {
 }
 
 proptest! {
-    /// Compares the pool with memory that only makes the requested copies. A block
-    /// or slot with a prefix key has the content that was computed for that key. The tokens that a
-    /// sequence is reported to hold are its own beginning. No block has two uses. A listener that
-    /// receives all events knows all blocks.
+    /// Compares the pool with a model of memory that makes only the requested copies. A block or
+    /// slot with a prefix key has the content that was computed for that key. Blocks that a
+    /// sequence is reported to hold have the content of its first tokens. No block has two uses at
+    /// once. A listener that receives all events knows all blocks.
     #[test]
     fn blocks_and_host_slots_have_the_content_of_their_keys(
         groups in groups(),

@@ -90,8 +90,8 @@ fn only_blocks_of_the_first_group_are_reported() {
     kv.release(A);
     let full = kv.named.iter().filter(|(name, _)| name.group == 0).count();
     assert_eq!((full, kv.named.len()), (5, 10));
-    // After the two blank blocks, the blocks of the second group that were released before the
-    // others are reused.
+    // B takes the two blank blocks, and then two blocks of the second group, which were released
+    // before all other blocks.
     kv.allot(&[demand(B, 0, 32)]);
     apply_events(&mut kv, &mut known);
     assert_eq!((known.len(), kv.named.len()), (5, 8));
