@@ -56,8 +56,8 @@ fn top_once_prints_text_or_one_json_object() {
     }
     assert!(!text.contains('\u{1b}'), "output to a file has no colors:\n{text}");
 
-    let coloured = text_of(&top(&[&recorded(), "--once", "--every", "100ms", "--color", "always"]).stdout);
-    assert!(coloured.contains("\u{1b}[38;5;"), "sixteen colors without COLORTERM:\n{coloured}");
+    let colored = text_of(&top(&[&recorded(), "--once", "--every", "100ms", "--color", "always"]).stdout);
+    assert!(colored.contains("\u{1b}[38;5;"), "sixteen colors without COLORTERM:\n{colored}");
 
     let output = top(&[&recorded(), "--once", "--json", "--every", "100ms"]);
     let object: Value = serde_json::from_slice(&output.stdout).expect("one object");

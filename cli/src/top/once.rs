@@ -45,12 +45,12 @@ mod tests {
     }
 
     #[test]
-    fn plain_text_is_printed_without_colours() {
+    fn plain_text_is_printed_without_colors() {
         assert_eq!(printed(Colors::None), "a b\n");
     }
 
     #[test]
-    fn colours_end_where_their_text_ends() {
+    fn colors_end_where_their_text_ends() {
         ratatui::crossterm::style::force_color_output(true);
         assert_eq!(printed(Colors::True), "a \u{1b}[38;2;1;2;3mb  \u{1b}[39m\n");
     }

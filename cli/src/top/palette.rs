@@ -54,7 +54,7 @@ impl Colors {
     /// Returns the color of a part of the bar. `None` if a letter marks the part.
     pub fn part(self, part: MemoryPart) -> Option<Color> {
         match self {
-            Colors::True => Some(true_colour(part)),
+            Colors::True => Some(true_color(part)),
             Colors::Sixteen => Some(one_of_sixteen(part)),
             Colors::None => None,
         }
@@ -77,17 +77,17 @@ impl Colors {
 
     /// Style of text about a normal state.
     pub fn good(self) -> Style {
-        self.coloured(Color::Rgb(0x3f, 0xb9, 0x50), Color::Green)
+        self.colored(Color::Rgb(0x3f, 0xb9, 0x50), Color::Green)
     }
 
     /// Style of text about a notable state.
     pub fn notable(self) -> Style {
-        self.coloured(Color::Rgb(0xd2, 0x99, 0x22), Color::Yellow)
+        self.colored(Color::Rgb(0xd2, 0x99, 0x22), Color::Yellow)
     }
 
     /// Style of text about a problem.
     pub fn bad(self) -> Style {
-        self.coloured(Color::Rgb(0xf8, 0x51, 0x49), Color::Red).add_modifier(Modifier::BOLD)
+        self.colored(Color::Rgb(0xf8, 0x51, 0x49), Color::Red).add_modifier(Modifier::BOLD)
     }
 
     /// Style of the chosen row.
@@ -95,16 +95,16 @@ impl Colors {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    fn coloured(self, true_colour: Color, one_of_sixteen: Color) -> Style {
+    fn colored(self, true_color: Color, one_of_sixteen: Color) -> Style {
         match self {
-            Colors::True => Style::new().fg(true_colour),
+            Colors::True => Style::new().fg(true_color),
             Colors::Sixteen => Style::new().fg(one_of_sixteen),
             Colors::None => Style::new(),
         }
     }
 }
 
-fn true_colour(part: MemoryPart) -> Color {
+fn true_color(part: MemoryPart) -> Color {
     let (red, green, blue) = match part {
         MemoryPart::Overhead => (0x6e, 0x76, 0x81),
         MemoryPart::Foreign => (0xa3, 0x6a, 0x5e),
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_depend_on_the_terminal_and_the_users_choice() {
+    fn colors_depend_on_the_terminal_and_the_users_choice() {
         let terminal = Surroundings { is_terminal: true, ..Surroundings::default() };
         let set = |text: &'static str| Some(OsStr::new(text));
         assert_eq!(Colors::of(When::Auto, terminal), Colors::Sixteen);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_parts_have_distinct_colours_and_letters() {
+    fn memory_parts_have_distinct_colors_and_letters() {
         for colors in [Colors::True, Colors::Sixteen] {
             let all: BTreeSet<_> = MemoryPart::ALL.iter().map(|part| format!("{:?}", colors.part(*part))).collect();
             assert_eq!(all.len(), MemoryPart::ALL.len(), "{colors:?}");

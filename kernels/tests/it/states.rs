@@ -258,20 +258,20 @@ fn chunking_and_batching_do_not_change_the_bits_of_states() {
     let (weights, prompt, other) = (Weights::new(-2.0), Prompt::new(1, 150), Prompt::new(2, 90));
     let (alone, of_other) = (whole(&weights, &prompt), whole(&weights, &other));
     for (threads, cuts) in [(1, vec![0, 1, 2, 3, 150]), (2, vec![0, 64, 128, 150]), (3, vec![0, 70, 71, 100, 150])] {
-        let (found, of_neighbour) = with_layer(threads, |scope, layer| {
-            let (mut found, mut of_neighbour) = (Vec::new(), Vec::new());
+        let (found, of_adjacent) = with_layer(threads, |scope, layer| {
+            let (mut found, mut of_adjacent) = (Vec::new(), Vec::new());
             for (index, bounds) in cuts.windows(2).enumerate() {
-                let neighbour = 20 * index..20 * (index + 1);
+                let adjacent = 20 * index..20 * (index + 1);
                 let sequences =
-                    [SequenceRows::of(&other, neighbour, 5), SequenceRows::of(&prompt, bounds[0]..bounds[1], 9)];
+                    [SequenceRows::of(&other, adjacent, 5), SequenceRows::of(&prompt, bounds[0]..bounds[1], 9)];
                 let parts = step(scope, layer, &weights, &sequences)?;
-                of_neighbour.extend_from_slice(&parts[0]);
+                of_adjacent.extend_from_slice(&parts[0]);
                 found.extend_from_slice(&parts[1]);
             }
-            Ok((found, of_neighbour))
+            Ok((found, of_adjacent))
         });
         assert!(found == alone, "{cuts:?}");
-        assert!(of_neighbour == of_other[..of_neighbour.len()], "{cuts:?}");
+        assert!(of_adjacent == of_other[..of_adjacent.len()], "{cuts:?}");
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) fn printed(inks: [u8; 3], light: u8) -> [u8; 3] {
 /// with alpha. Transparent pixels are blended with white.
 pub(super) fn to_rgb(raw: Vec<u8>, channels: usize) -> Option<Vec<u8>> {
     Some(match channels {
-        1 => raw.iter().flat_map(|&grey| [grey; 3]).collect(),
+        1 => raw.iter().flat_map(|&gray| [gray; 3]).collect(),
         2 => raw.chunks_exact(2).flat_map(|pixel| [blend_with_white(pixel[0], pixel[1]); 3]).collect(),
         3 => raw,
         4 => narrow(raw, |pixel| rgb_on_white([pixel[0], pixel[1], pixel[2]], pixel[3])),

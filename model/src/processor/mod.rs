@@ -39,7 +39,7 @@ mod own_limits;
 mod png_file;
 pub mod resample;
 pub mod smart_resize;
-mod tiff_colours;
+mod tiff_colors;
 mod tiff_directory;
 mod tiff_file;
 mod tiff_pieces;

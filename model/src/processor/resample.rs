@@ -79,7 +79,7 @@ impl AxisWeights {
             counts.push(count);
         }
         let precision = precision_bits(exact.iter().copied().fold(f64::NEG_INFINITY, f64::max));
-        let weights = exact.iter().map(|&weight| quantise(weight, precision)).collect();
+        let weights = exact.iter().map(|&weight| quantize(weight, precision)).collect();
         AxisWeights { first, counts, taps, weights, precision }
     }
 
@@ -99,7 +99,7 @@ fn precision_bits(weight_max: f64) -> u32 {
     (0..22).find(|&bits| (0.5 + weight_max * f64::from(1u32 << (bits + 1))) as i64 >= 1 << 15).unwrap_or(22)
 }
 
-fn quantise(weight: f64, precision: u32) -> i16 {
+fn quantize(weight: f64, precision: u32) -> i16 {
     let scaled = weight * f64::from(1u32 << precision);
     (scaled + if weight < 0.0 { -0.5 } else { 0.5 }) as i16
 }

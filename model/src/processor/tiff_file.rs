@@ -1,6 +1,6 @@
 //! TIFF and BigTIFF as written by cameras, scanners and fax archives. Reads the first picture.
 //!
-//! Most decompressors are external crates. `tiff_colours.rs` interprets the samples. Offsets are
+//! Most decompressors are external crates. `tiff_colors.rs` interprets the samples. Offsets are
 //! read from the file when a piece is decoded, so a directory takes no memory.
 
 use image::metadata::Orientation;
@@ -9,7 +9,7 @@ use mozjpeg::ColorSpace;
 use super::exif::{orientation_of, orientation_of_xmp};
 use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::jpeg_file::{JpegFile, decode_jpeg};
-use super::tiff_colours::{Samples, Space, YCbCrTables};
+use super::tiff_colors::{Samples, Space, YCbCrTables};
 use super::tiff_directory::{Directory, Entry};
 use super::tiff_pieces::{Compression, in_order, undo_differences};
 

@@ -122,13 +122,13 @@ fn padded(subject: &str, method: &str, arguments: &[Value]) -> Result<Value, Err
             let (sign, digits) = subject.split_at(usize::from(subject.starts_with(['+', '-'])));
             format!("{sign}{}{digits}", fill.repeat(missing))
         }
-        _ => centred(subject, missing, width, fill),
+        _ => centered(subject, missing, width, fill),
     }))
 }
 
 /// If an odd number of fill characters is missing, CPython puts the extra character on the left
 /// only if the width is odd too.
-fn centred(subject: &str, missing: usize, width: usize, fill: &str) -> String {
+fn centered(subject: &str, missing: usize, width: usize, fill: &str) -> String {
     let left = missing / 2 + (missing & width & 1);
     format!("{}{subject}{}", fill.repeat(left), fill.repeat(missing - left))
 }

@@ -46,7 +46,7 @@ impl WeightMap<'_> {
             if is_by_part { format!("{name}.{part}_proj.{expert}") } else { format!("{name}.{expert}.{part}_proj") }
         };
         let others = (0..experts.whole).filter(|expert| !experts.range().contains(expert));
-        self.names.leave_to_other_ranks(others.flat_map(|expert| PARTS.map(|part| module(expert, part))));
+        self.names.leave_unread(others.flat_map(|expert| PARTS.map(|part| module(expert, part))));
         let of = |expert: usize, part: &str, rows: usize| (module(expert, part), rows.into());
         let gate_up = experts.range().flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
         let down = experts.range().map(|expert| of(expert, "down", hidden));

@@ -232,7 +232,7 @@ impl<'c> WeightMap<'c> {
 
     /// Leaves all tensors of `module` unread, because the model does not compute with them.
     pub fn leave_unread(&mut self, module: &str) {
-        self.names.leave_to_other_ranks([module.to_owned()]);
+        self.names.leave_unread([module.to_owned()]);
     }
 
     /// Allows the checkpoint to have a tensor `name` with the same values as `tied_to`. The model
@@ -289,9 +289,13 @@ impl<'c> WeightMap<'c> {
     /// The number of parameters: the elements of the checkpoint's weights, without padding and
     /// without the scales of quantized weights. Tied tensors count once.
     pub fn parameters(&self) -> u64 {
-        let is_parameter =
-            |copy: &&WeightCopy| matches!(copy.source, WeightSource::Tensor(_) | WeightSource::Random(..));
-        let is_counted = |copy: &&WeightCopy| is_parameter(copy) && !copy.is_duplicate;
+        let is_counted = |copy: &&WeightCopy| {
+            let is_weight = matches!(
+                copy.source,
+                WeightSource::Tensor(_) | WeightSource::Random(..) | WeightSource::SkewedRouter(..)
+            );
+            is_weight && !copy.is_duplicate
+        };
         let claimed = self.copies().iter().filter(is_counted).map(WeightCopy::elements);
         claimed.chain(self.names.folded_elements()).map(|elements| elements as u64).sum()
     }

@@ -125,7 +125,7 @@ impl WeightMap<'_> {
         let bias = if !bias {
             None
         } else if in_features.first > 0 {
-            self.names.leave_to_other_ranks(biases.into_iter().map(|(name, _)| name));
+            self.names.leave_unread(biases.into_iter().map(|(name, _)| name));
             None
         } else {
             Some(self.stacked(&biases, [rows].into(), 1.into(), WeightLayout { columns: 0, ..place })?)

@@ -33,7 +33,7 @@ pub(super) struct TensorNames {
     outside: BTreeSet<String>,
     /// Names of tensors, and of modules with all their tensors, that this rank leaves unread: other
     /// ranks read them, or the model does not compute with them.
-    elsewhere: BTreeSet<String>,
+    unread: BTreeSet<String>,
 }
 
 impl TensorNames {
@@ -58,8 +58,8 @@ impl TensorNames {
     }
 
     /// Leaves tensors, and modules with all their tensors, unread on this rank.
-    pub fn leave_to_other_ranks(&mut self, names: impl IntoIterator<Item = String>) {
-        self.elsewhere.extend(names);
+    pub fn leave_unread(&mut self, names: impl IntoIterator<Item = String>) {
+        self.unread.extend(names);
     }
 
     /// Elements of all tensors that are multiplied into other tensors.
@@ -93,7 +93,7 @@ impl TensorNames {
             !copied.contains(name)
                 && !self.folded.iter().any(|(folded, _)| folded == name)
                 && !self.read.iter().any(|read| read == name)
-                && !self.is_elsewhere(name)
+                && !self.is_left_unread(name)
                 && !self.is_unread_cache_scale(name, is_cache_quantized)
                 && !self.tied.iter().any(|(tied_to, _)| tied_to == name)
                 && !is_zero_bias(checkpoint, name)
@@ -114,9 +114,8 @@ impl TensorNames {
     }
 
     /// Whether this rank leaves the tensor `name` unread.
-    fn is_elsewhere(&self, name: &str) -> bool {
-        self.elsewhere.contains(name)
-            || name.match_indices('.').any(|(module, _)| self.elsewhere.contains(&name[..module]))
+    fn is_left_unread(&self, name: &str) -> bool {
+        self.unread.contains(name) || name.match_indices('.').any(|(module, _)| self.unread.contains(&name[..module]))
     }
 
     /// Whether a tensor is a scale of keys or values that is not needed, because the cache is not

@@ -226,7 +226,7 @@ fn random_logits_depend_only_on_the_seed() {
 fn routing_skew_gives_rare_experts_fewer_tokens() {
     let (experts, tokens) = (64, 300);
     // The fraction of the first layer's choices that go to the rarer half of the experts.
-    let of_rare = |exponent: Option<f32>| -> f64 {
+    let of_rare = |exponent: Option<f32>| -> (f64, u64) {
         let set = |copy: Copy, key, value: usize| copy.set("config.json", &[key], value.into());
         let copy = set(set(Copy::of(QWEN3_MOE), "num_experts", experts), "num_experts_per_tok", 8);
         let random = RandomCheckpoint::over(CheckpointSource::Folder(copy.0.clone()), []);
@@ -240,10 +240,12 @@ fn routing_skew_gives_rare_experts_fewer_tokens() {
         let mut first = loads[..experts].to_vec();
         assert_eq!(first.iter().sum::<u32>(), 8 * tokens);
         first.sort_unstable();
-        f64::from(first[..experts / 2].iter().sum::<u32>()) / f64::from(8 * tokens)
+        let of_rare = f64::from(first[..experts / 2].iter().sum::<u32>()) / f64::from(8 * tokens);
+        (of_rare, bench.model.parameters())
     };
     // The rows of such a small model are similar, so routing is uneven even without a skew.
-    let [even, skewed] = [None, Some(1.0)].map(of_rare);
+    let [(even, parameters), (skewed, parameters_skewed)] = [None, Some(1.0)].map(of_rare);
+    assert_eq!(parameters, parameters_skewed, "the parameters of routers count");
     assert!(even > 0.2, "{even}");
     assert!(skewed < 0.8 * even, "the rare experts get {skewed} of the choices with a skew and {even} without");
 }

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_distinguished_by_letters_without_colours() {
+    fn parts_are_distinguished_by_letters_without_colors() {
         let all = pieces(&[
             (MemoryPart::Weights, 20),
             (MemoryPart::KvUsed, 50),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coloured_part_may_end_within_a_column() {
+    fn a_colored_part_may_end_within_a_column() {
         let all = pieces(&[(MemoryPart::Weights, 25), (MemoryPart::KvUsed, 25), (MemoryPart::Free, 50)]);
         assert_eq!(bar(&all, 10, Colors::True).to_string(), "██▌██░░░░░");
         let part = |part| Colors::True.part(part).expect("a color");

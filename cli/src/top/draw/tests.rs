@@ -79,7 +79,7 @@ fn assert_recorded(name: &str, shown: &str) {
 }
 
 #[test]
-fn the_view_matches_its_snapshots_at_several_sizes_and_colours() {
+fn the_view_matches_its_snapshots_at_several_sizes_and_colors() {
     let session = card();
     for (name, size, colors) in [
         ("card_120x44.txt", (120, 44), Colors::None),

@@ -27,7 +27,7 @@ pub(super) enum Alpha {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Space {
-    Grey { is_white_zero: bool },
+    Gray { is_white_zero: bool },
     Rgb,
     Palette,
     Cmyk,
@@ -48,8 +48,8 @@ pub(super) struct Samples {
 impl Samples {
     pub fn read(directory: &Directory<'_>) -> Result<Self, Refusal> {
         let space = match directory.first(PHOTOMETRIC).unwrap_or(0) {
-            0 => Space::Grey { is_white_zero: true },
-            1 => Space::Grey { is_white_zero: false },
+            0 => Space::Gray { is_white_zero: true },
+            1 => Space::Gray { is_white_zero: false },
             2 => Space::Rgb,
             3 => Space::Palette,
             5 if directory.first(INK_SET).unwrap_or(1) == 1 => Space::Cmyk,
@@ -61,7 +61,7 @@ impl Samples {
             32_844 | 32_845 => return Err(Refusal::Unsupported("SGI LogLuv colors")),
             _ => return Err(Refusal::Unsupported("unknown colors")),
         };
-        let colors = Samples::colours_of(space) as u64;
+        let colors = Samples::colors_of(space) as u64;
         let count = directory.first(SAMPLES).unwrap_or(if space == Space::YCbCr { 3 } else { 1 });
         if count < colors || count > SAMPLES_MAX {
             return Err(BROKEN_HEADER);
@@ -102,9 +102,9 @@ impl Samples {
         })
     }
 
-    fn colours_of(space: Space) -> usize {
+    fn colors_of(space: Space) -> usize {
         match space {
-            Space::Grey { .. } | Space::Palette => 1,
+            Space::Gray { .. } | Space::Palette => 1,
             Space::Rgb | Space::YCbCr => 3,
             Space::Cmyk => 4,
         }
@@ -112,7 +112,7 @@ impl Samples {
 
     /// Number of samples that are used: colors, then alpha.
     pub fn used(&self) -> usize {
-        Samples::colours_of(self.space) + usize::from(self.alpha.is_some())
+        Samples::colors_of(self.space) + usize::from(self.alpha.is_some())
     }
 
     pub fn is_little(&self) -> bool {
@@ -146,19 +146,19 @@ impl Samples {
         let value = if self.is_little { sample.iter().rev().fold(0, join) } else { sample.iter().fold(0, join) };
         let unused = 64 - 8 * sample.len();
         let value = if self.is_signed { value << unused >> unused } else { value };
-        let is_clipped = self.is_single_grey() && (self.is_signed || sample.len() == 4);
+        let is_clipped = self.is_single_gray() && (self.is_signed || sample.len() == 4);
         let shift = if is_clipped { 0 } else { 8 * sample.len() - 8 - usize::from(self.is_signed) };
         (value >> shift).clamp(0, 255) as u8
     }
 
-    fn is_single_grey(&self) -> bool {
-        matches!(self.space, Space::Grey { .. }) && self.count == 1
+    fn is_single_gray(&self) -> bool {
+        matches!(self.space, Space::Gray { .. }) && self.count == 1
     }
 
     /// Converts `[pixels, used]` to `[pixels, 3]`, with transparent pixels blended with white.
     pub fn to_rgb(self, mut levels: Vec<u8>, directory: &Directory<'_>) -> Option<Vec<u8>> {
         let used = self.used();
-        if self.space == (Space::Grey { is_white_zero: true }) {
+        if self.space == (Space::Gray { is_white_zero: true }) {
             levels.chunks_exact_mut(used).for_each(|pixel| pixel[0] = 255 - pixel[0]);
         }
         if self.alpha == Some(Alpha::Multiplied) && self.space != Space::Palette {
@@ -169,7 +169,7 @@ impl Samples {
             }
         }
         match self.space {
-            Space::Grey { .. } | Space::Rgb | Space::YCbCr => to_rgb(levels, used),
+            Space::Gray { .. } | Space::Rgb | Space::YCbCr => to_rgb(levels, used),
             Space::Cmyk => Some(narrow(levels, |pixel| printed([pixel[0], pixel[1], pixel[2]], 255 - pixel[3]))),
             Space::Palette => {
                 let palette = palette(directory, self.bits)?;
