@@ -39,7 +39,8 @@ struct World {
     chance: Chance,
     limits: Limits,
     groups: CacheGroups,
-    /// The maximum number of tokens of a request. The pool always holds at least this many.
+    /// The maximum number of tokens of a request. Without windows, the pool always has blocks for
+    /// this many. With windows, a context may be longer than the pool.
     context: usize,
     launch_patches: usize,
     cache_rows: usize,

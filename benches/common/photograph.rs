@@ -82,11 +82,11 @@ struct Octave {
 impl Octave {
     fn of(width: usize, height: usize, cell: usize, seed: u32) -> Self {
         let (across, down) = (width / cell + 2, height / cell + 2);
-        // Colors vary less than brightness.
         let strength = 11.0 * (cell as f32).powf(0.2);
         let mut random = Xorshift(seed.wrapping_mul(0x9e37_79b9) ^ cell as u32 | 1);
         let levels = (0..across * down).map(|_| {
             let light = random.next() * strength;
+            // Colors vary less than brightness.
             [0.0, 0.3, -0.2].map(|colour| light + colour * random.next() * strength)
         });
         Octave { cell, across, levels: levels.collect() }

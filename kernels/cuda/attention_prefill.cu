@@ -32,14 +32,15 @@
 // attention_windows_<type>_d<D> (D <= 80): attention_packed for many sequences of at most 64 rows.
 // If a sequence is longer, only its first 64 rows are read and written.
 //
-// Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they
-// are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
-// elements, heads is a multiple of kv_heads. A token that no row may attend to is never added, even
-// if it is a NaN, which the cache may contain past the end of a context. A NaN that a row attends
-// to makes that head of that row NaN. A masked NaN value can also make other rows of its sequence
-// NaN (0 * NaN): rows up to 64 tokens earlier (32 with heads of 256) and, with a window, rows up to
-// the same number of tokens later. Starts are clamped to `rows`, a context to blocks_max * 16
-// tokens, and a block id >= `blocks` reads as zeros, so nothing outside the arguments is accessed.
+// Scores are multiplied by `scale` (> 0). Weights are rounded to the type of the operands before
+// they are multiplied by the values: f16 with a cache in E4M3, otherwise the type of the
+// activations. Pointers are aligned to 16 bytes, pitches are multiples of 8 elements, heads is a
+// multiple of kv_heads. A token that no row may attend to is never added, even if it is a NaN,
+// which the cache may contain past the end of a context. A NaN that a row attends to makes that
+// head of that row NaN. A masked NaN value can also make other rows of its sequence NaN (0 * NaN):
+// rows up to 64 tokens earlier (32 with heads of 256) and, with a window, rows up to the same
+// number of tokens later. Starts are clamped to `rows`, a context to blocks_max * 16 tokens, and a
+// block id >= `blocks` reads as zeros, so nothing outside the arguments is accessed.
 //
 // The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets.
 // For Hopper see attention_prefill_hopper.cu.
@@ -54,7 +55,8 @@ namespace {
 
 constexpr int THREADS = contract::attention_prefill::THREADS;
 constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // query vectors per tile
-// Keys per step. With more keys of 256 elements, two steps would not fit into 48 KiB.
+// Keys per step. With more keys of 256 elements, the keys and values of a step would not fit into
+// 48 KiB.
 template <int D>
 constexpr int KEYS = D > 128 ? 32 : 64;
 static_assert(QUERIES == THREADS / 32 * 16, "a warp multiplies 16 query vectors");
@@ -168,7 +170,7 @@ __device__ __forceinline__ void copy_queries(T* shared, const T* queries, size_t
     }
 }
 
-// Loads the 16 columns from 16 * k on of the warp's 16 query vectors.
+// Loads columns 16 * k to 16 * k + 15 of the warp's 16 query vectors.
 template <typename T, int D>
 __device__ __forceinline__ void load_query(uint32_t (&query)[4], const T* shared, int k) {
     const uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 16;
@@ -308,7 +310,8 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         if ((step + 1) * KEYS<D> > seen_by_all) {
             OnlineSoftmax::mask(scores, step * KEYS<D> + static_cast<int32_t>(lane % 4 * 2), limit);
         }
-        // A tile has at most QUERIES rows. Only its first steps have keys before a row's window.
+        // A tile has at most QUERIES rows. Only the steps with the lowest keys, which run last,
+        // have keys before a row's window.
         if (CAUSAL && step * KEYS<D> < seen_by_all + QUERIES - 1 - window) {
             const int32_t first[2] = {limit[0] - window, limit[1] - window};
             OnlineSoftmax::mask_before(scores, step * KEYS<D> + static_cast<int32_t>(lane % 4 * 2), first);

@@ -5,12 +5,13 @@
 // prepared  the results, in the layout of `Prepared`, aligned to 16 bytes; rows of padding and rows
 //           that belong to no sequence are not written
 //
-// Method: a block computes the chunks of one value head that begin in CHUNK rows of a sequence.
-// There is one such chunk, or more if a snapshot ends a chunk early. The first of the value heads
-// that share a key head also writes keys and queries. All warps normalize keys and queries. Then
-// the first four warps compute K K^T and invert I + A: the diagonal blocks of 16 tokens by
-// substitution, the others by T_IJ = -T_II (sum over K < I of A_IK T_KJ), one warp per column J.
-// The other four warps compute Q K^T. Several blocks per SM hide the latency of the steps.
+// Method: a block computes the chunks of one value head that begin within a tile of CHUNK rows.
+// Usually there is one such chunk. If a snapshot ends a chunk early, there may be more or none. The
+// first of the value heads that share a key head also writes keys and queries. All warps normalize
+// keys and queries. Then the first four warps compute K K^T and invert I + A: the diagonal blocks
+// of 16 tokens by substitution, the others by T_IJ = -T_II (sum over K < I of A_IK T_KJ), one warp
+// per column J. The other four warps compute Q K^T. Several blocks per SM hide the latency of the
+// steps.
 
 #include "attention_tiles.cuh"
 #include "delta_chunks.cuh"
@@ -33,7 +34,7 @@ static_assert(sizeof(Shared) == contract::gated_delta::PREPARE_SHARED_BYTES, "th
 // lost in rounding. exp(-30) is below the rounding error of f32. A NaN stays a NaN.
 __device__ __forceinline__ float bounded_log(float x) { return x < -30.0f ? -30.0f : x; }
 
-// Waits for the first four warps.
+// Barrier of the first four warps. Only these warps may call it.
 __device__ __forceinline__ void first_half_barrier() {
     asm volatile("bar.sync 1, %0;" ::"n"(HALF_WARPS * WARP) : "memory");
 }

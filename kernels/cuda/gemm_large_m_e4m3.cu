@@ -63,7 +63,7 @@ struct Scales {
     float out_fixed;
 };
 
-// One half of a warpgroup's sums: 128 rows of the weight from `feature` on.
+// One half of a warpgroup's sums: 128 rows of the weight.
 using Sums = float[HALF / 8][4];
 
 // Adds a group's sums to one half of a warpgroup's totals. This function is for scales per row,
@@ -78,9 +78,8 @@ __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first
     }
 }
 // Like promote_plain, but each 64 rows of the weight have one scale. `of_x` has the scales of this
-// thread's two rows of x. The explicit FMA (here and in promote_low) is needed: otherwise the
-// compiler keeps separate multiplications for promote and promote_low and merges their additions
-// into one.
+// thread's two rows of x. promote and promote_low need an explicit FMA. Without it, the compiler
+// shares one addition between the two branches, so neither branch uses FMA instructions.
 __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
                                         const float* of_weight) {
 #pragma unroll
@@ -96,8 +95,8 @@ __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, cons
     }
 }
 
-// Like promote, for scale blocks of the weight that have fewer than 64 rows or begin within 64
-// rows: one scale for each eight rows of the weight.
+// Like promote, for scale blocks of the weight that have fewer than 64 rows or do not begin at a
+// multiple of 64 rows: one scale for each eight rows of the weight.
 __device__ __forceinline__ void promote_low(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
                                             const Scales& scales, uint32_t feature, uint32_t features, uint32_t group) {
 #pragma unroll

@@ -16,7 +16,7 @@ pub enum DType {
     BF16,
     /// 32-bit indices: token ids, positions, slots, rows, block tables.
     U32,
-    /// Color levels of picture bytes, 0 to 255.
+    /// Channel values of pixels, 0 to 255.
     U8,
     /// FP8, four bits of exponent and three of mantissa ([`E4m3`](crate::E4m3)). The numbers have a
     /// meaning only together with their scales.

@@ -21,7 +21,7 @@ import tokenizer as tokenizers_here
 from hybrid import CHUNK
 from network import Network
 
-# As released with Qwen2.5-VL, except for the shorter system prompt.
+# As released with Qwen2.5-VL, except for the shorter system prompt and the added tools.
 CHAT_TEMPLATE = (
     "{% macro shown_tools() %}{% if tools %}{{ '\n\n# Tools\n\nYou may call these functions:\n<tools>' }}{% for tool in "
     "tools %}{{ '\n' + tool | tojson }}{% endfor %}{{ '\n</tools>\n\nWrite a call as\n<tool_call>\n{\"name\": <name>, "
@@ -156,8 +156,7 @@ def check_random(network: Network) -> None:
 
 
 def check(network: Network, folder: Path) -> None:
-    """Compares packed logits with transformers' on the same folder, from picture files to
-    logits."""
+    """Compares the logits of a packed batch with those of transformers for the same folder and the same pictures."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     import train

@@ -251,7 +251,7 @@ def with_picture(rng, question: str, pictures: list[int]):
 
 
 def about_one(rng, scene: draw.Scene, picture: int):
-    """One to four turns about one picture, sometimes with a turn of small talk between them."""
+    """Up to four turns about one picture, sometimes with small talk before or between them."""
     length = draw.pick(rng, (1, 1, 1, 2, 2, 3, 4))
     turns, asked, shown = [], set(), False
     if rng.random() < 0.04:

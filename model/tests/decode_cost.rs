@@ -114,7 +114,8 @@ fn process_one() {
     assert!(taken >= estimated, "took {taken} bytes, the estimate was {estimated}");
 }
 
-/// A small picture whose color profile and text decompress to 200 MB.
+/// Small pictures with a large chunk: a color profile or text that decompresses to 200 MB, or 3 MiB
+/// of text or EXIF data.
 fn side_chunks() {
     let mut encoded = Cursor::new(Vec::new());
     DynamicImage::ImageRgb8(image::RgbImage::new(20, 20))

@@ -266,7 +266,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     words.map(path).filter(|path| path.len() > 1).collect()
 }
 
-/// Returns whether a file re-exports a name.
+/// Returns whether a file re-exports a name and does not use it otherwise.
 fn is_reexported(code: &str, name: &str) -> bool {
     use_declarations(code).any(|(is_public, tree)| is_public && has_word(tree, name))
         && !has_word(&without_uses(code), name)

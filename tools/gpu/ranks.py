@@ -123,7 +123,7 @@ def map_on_all(count):
 
 
 def wide(rows, columns, gap, kind, seed):
-    """A view of wider random rows on torch's current device."""
+    """Random values [rows, columns] on torch's current device: a view of rows that are `gap` columns longer."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return torch.randn(rows, columns + gap, device="cuda", generator=generator).to(kind)[:, :columns]
 
@@ -302,7 +302,7 @@ def is_pushed(rows, columns):
 
 
 def chain_of_norms(group):
-    """Like `chain`, with all forms in turn. Each exchange reads the output of the previous exchange."""
+    """Like `chain`, with the forms of the sum with the norm instead of the plain sum. Each exchange reads the output of the previous exchange."""
     columns, sizes = 3584, [1, 18, 3, 257, 64, 2, 16, 900, 19, 300]
     rows = max(sizes)
     residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))

@@ -52,7 +52,7 @@ impl Actor {
     /// The actors of a model, from the top of its supervision tree down.
     const OF_A_MODEL: [&str; 4] = ["engine", "profile", "vision", "scheduler"];
 
-    /// The actors that run while a model is ready.
+    /// The actors that run only while a model is ready.
     const SERVING: [&str; 2] = ["vision", "scheduler"];
 
     /// Returns each runtime and its budget. If there are several runtimes, the names include the

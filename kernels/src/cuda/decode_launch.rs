@@ -1,11 +1,12 @@
 //! Distribution of a decode step over a GPU: warps per thread block, thread blocks, and the pieces
 //! that runs of keys are cut into.
 //!
-//! A run is the keys of one sequence and one head of the KV cache. If the number of runs is close
-//! to the number of thread blocks of eight, four, two or one warps that fit on the device, each
-//! thread block processes a whole run, and no results are merged between thread blocks. If there
-//! are few runs, each run is cut into short pieces. Otherwise the runs are split into equal shares
-//! for thread blocks of four warps. The thresholds were measured on an H200 (`benches/h200.md`).
+//! A run is the keys of one sequence and one KV head, read for up to `TILE_QUERIES` query heads. A
+//! KV head with more query heads has several runs. If the number of runs is close to the number of
+//! thread blocks of eight, four, two or one warps that fit on the device, each thread block
+//! processes a whole run, and no results are merged between thread blocks. If there are few runs,
+//! each run is cut into short pieces. Otherwise the runs are split into equal shares for thread
+//! blocks of four warps. The thresholds were measured on an H200 (`benches/h200.md`).
 
 use super::contract::{HeadDim, attention_decode};
 
@@ -15,8 +16,8 @@ const WARPS: usize = attention_decode::WARPS_MAX;
 /// Warps per thread block when runs are split into equal shares.
 const SHARED_WARPS: usize = 4;
 
-/// Maximum number of runs for which eight warps share a piece. The device is then far from
-/// full, and latency dominates.
+/// Up to this many runs are cut into short pieces, each for a thread block of eight warps. The
+/// device is then far from full, and latency dominates.
 const FEW_RUNS: usize = 32;
 
 /// Minimum length of a piece, in cache blocks, if there are few runs.

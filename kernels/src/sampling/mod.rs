@@ -11,7 +11,7 @@
 //! 4. biases are added;
 //! 5. repetition, frequency and presence penalties are applied;
 //! 6. the likeliest token is chosen, or temperature, top-k, min-p and top-p are applied and a token
-//!    is drawn. The order is vLLM's; transformers applies min-p last.
+//!    is drawn. The result is the same as vLLM's. transformers applies min-p after top-p.
 
 mod batch;
 mod candidates;

@@ -199,8 +199,8 @@ impl Layer {
                 let Some(next) = next else {
                     return mixture.add(&scope, &gated, hidden, None).map(|()| false);
                 };
-                // Nothing reads `scratch` after the experts' first half, so its content is
-                // overwritten.
+                // Nothing reads `scratch` after the experts' gate and up projections, so its
+                // content is overwritten.
                 let mut normed = scratch.place(next.mixer.reads(), rows);
                 let norm = pass.norm(&next.input_norm);
                 mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;

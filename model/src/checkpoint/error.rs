@@ -12,10 +12,10 @@ use crate::text::error::TextError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// There is no such folder.
+    /// The path of the model is not an existing folder.
     #[error("there is no folder {place}")]
     MissingFolder { place: String },
-    /// There is no such GGUF file.
+    /// The path ends in `.gguf`, but there is no such file.
     #[error("there is no file {path}")]
     NoGguf { path: String },
     /// A file that every checkpoint must have is absent.

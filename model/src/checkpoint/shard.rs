@@ -32,8 +32,8 @@ pub struct Shard {
 /// The location and the storage of a tensor in its file.
 #[derive(Clone, Debug)]
 pub(super) struct StoredTensor {
-    /// The storage and the type that the elements are read as, or the name of an unsupported
-    /// storage.
+    /// The format in the file and the type that the elements are read as, or the name of an
+    /// unsupported format.
     pub stored: Result<(Stored, TensorType), UnsupportedStorage>,
     pub shape: Vec<usize>,
     /// Byte range in the file.
@@ -59,7 +59,7 @@ pub(super) struct RawTensor<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A storage that is not supported.
+/// An element type or block format that is not supported.
 #[derive(Clone, Debug)]
 pub(super) enum UnsupportedStorage {
     /// The name of an element type.
@@ -166,8 +166,8 @@ fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
 }
 
 impl Content {
-    /// Maps the file at `path`, which errors call `file`. Returns `None` if the
-    /// file does not exist.
+    /// Maps the file at `path`. Error messages name it `file`. Returns `None` if the file does not
+    /// exist.
     pub(super) fn map(path: &Path, file: &str) -> Result<Option<Self>, CheckpointError> {
         match File::open(path) {
             Ok(opened) => {

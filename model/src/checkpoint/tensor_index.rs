@@ -256,7 +256,7 @@ impl TensorIndex {
         self.locations.keys().map(String::as_str)
     }
 
-    /// The files, sorted by name.
+    /// The files, sorted by name. For GGUF, the model's file and then the encoder's file.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }

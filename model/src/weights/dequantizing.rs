@@ -10,7 +10,7 @@ use crate::checkpoint::{PackedMatrix, PackedScheme};
 /// Columns that are dequantized at a time.
 const COLUMNS: usize = 512;
 
-/// Writes a part of a packed weight to `out`, row by row, in its type of elements.
+/// Writes a part of a packed weight to `out`, row by row, in the weight's element type.
 ///
 /// An element is the product of a scale and either a whole number below 2^9 or an FP4 number. The
 /// product with a whole number is exact in f32 if the scale has 16 bits, and it is rounded once to

@@ -108,7 +108,7 @@ impl SegmentLayout {
         self.copies[first..].iter_mut().for_each(|copy| copy.is_duplicate = true);
     }
 
-    /// Makes copy number `copy` a copy of 4-bit integers.
+    /// Stores the weight of copy number `copy` as packed 4-bit integers.
     pub fn pack(&mut self, copy: usize, int4: Int4Copy) {
         self.copies[copy].int4 = Some(int4);
     }

@@ -192,7 +192,7 @@ impl<B: Backend> Bench<B> {
         self.caches.layers(&self.model, self.backend.target())
     }
 
-    /// `[cache rows, hidden]`
+    /// `[cache rows, embedding_layout().width()]`
     pub fn cache(&self) -> Tensor<'static> {
         let shape = [self.sizes.cache_rows, self.model.config().embedding_layout().width()];
         // SAFETY: the rows are backed for as long as the bench lives, and only the

@@ -78,7 +78,8 @@ pub struct Quantized {
 }
 
 impl Quantized {
-    /// Rounds a weight to the nearest integers of its groups.
+    /// Quantizes a weight: each value becomes the nearest integer under the scale and zero point of
+    /// its group.
     pub fn of(packing: Packing, values: &[f32], columns: usize) -> Self {
         let (rows, largest) = (values.len() / columns, ((1u32 << packing.bits) - 1) as f32);
         let group = packing.group.unwrap_or(columns);
@@ -272,7 +273,8 @@ pub fn gptq(module: &str) -> Option<Packing> {
     awq(module).map(|_| if module.contains("layers.1.mlp") { first } else { Packing::GPTQ })
 }
 
-/// Whether some weights have 4-bit integers in memory.
+/// Values of `is_packed` in [`assert_same`]: some weights stay 4-bit integers in memory, or all are
+/// dequantized.
 pub const PACKED: bool = true;
 pub const WIDENED: bool = false;
 /// Asserts that a model with packed weights and a model with the dequantized weights have equal

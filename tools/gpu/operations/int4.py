@@ -81,7 +81,7 @@ def units_of(features, columns, most, gated, sms):
 
 
 def tiles_of(features, columns, gated, cut, sms):
-    """The blocks, tiles and rows of the tallest tile, as in `SmallMTiles`."""
+    """The number of blocks, the number of tiles, and the rows of the tallest tile, as in `SmallMTiles`."""
     groups, most, rows = (features // 8, 8, 16) if gated else (features // 8, 16, 8)
     steps, at_most = divide_up(columns, SMALL_M.STEP_COLUMNS), min(sms // 2 * 2, groups * cut)
     at_once = max(at_most // cut, 1)

@@ -64,8 +64,8 @@ pub struct Lending {
     /// After a model has called its share back, it does not lend again for this long.
     patience: Duration,
     idle_since: BTreeMap<LeaseId, Duration>,
-    /// Leases that were ordered to lend. The value is the time since which the lease has had its
-    /// whole share back while its model has requests. Until then, the value is `None`. The entry is
+    /// Leases that were ordered to lend. The value is the time at which the lease had its whole
+    /// share back and its model had requests again. Until then, the value is `None`. The entry is
     /// kept for `idle` after that time, because the model may still be executing an earlier order
     /// to shrink.
     lenders: BTreeMap<LeaseId, Option<Duration>>,

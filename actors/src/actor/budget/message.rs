@@ -51,7 +51,7 @@ pub enum BudgetMessage {
     Measure(Responder<Snapshot>),
     /// Returns the bytes of each class and owner, from the ledger without a new measurement.
     Snapshot(Responder<Snapshot>),
-    /// Notes have been posted to the mailbox.
+    /// Wakes the actor, because leases have posted release notes to the mailbox.
     Notes,
     /// Polls the fences that leases wait for.
     Poll,

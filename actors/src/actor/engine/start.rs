@@ -64,7 +64,7 @@ pub struct LoadedModel {
     pub(super) loaded: Loaded,
 }
 
-/// A failure to load a model.
+/// A failure to load a model, with the plan that the next attempt can reuse.
 pub struct LoadFailed {
     /// The plan, if planning succeeded.
     pub(super) plan: Option<StartPlan>,
@@ -174,8 +174,8 @@ impl EngineArguments {
 
     async fn open_gate(&self) -> Result<(), StartError> {
         (self.progress)(Progress::Planning);
-        // An earlier engine of this model may have left the gate frozen. A gate that is open
-        // already stays open.
+        // An earlier engine of this model may have left the gate frozen. If the gate is already
+        // open, it stays open.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         Ok(())
     }
@@ -225,7 +225,7 @@ impl EngineArguments {
         let weight_store = self.weight_store.clone();
         let segment = weight_store.segment().ok_or_else(died)?;
         let bytes = weight_store.bytes_away().ok_or_else(died)?;
-        // Ending this start waits until this guard is dropped.
+        // If this start is ended, the end waits until this guard is dropped.
         let loading = weight_store.begin(self.owner(attempt).generation).ok_or_else(died)?;
         self.budget.resize(tree::LEASE_FOR_ENGINE, segment.lease(), bytes).await?;
         off_actor(move || {
@@ -369,8 +369,8 @@ impl EngineArguments {
         let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
         let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
         off_actor(move || {
-            // Ending this start waits until this guard is dropped. The model is in the store by
-            // then.
+            // If this start is ended, the end waits until this guard is dropped. The model is in
+            // the store by then.
             let _loading = loading;
             let faulty = FaultyDevice::over(device.clone());
             let refusal = is_refused.then(|| faulty.refuse_next_back());

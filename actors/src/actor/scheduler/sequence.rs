@@ -111,7 +111,7 @@ pub(super) struct Sequence {
     pub(super) cached: usize,
     /// Tokens that running steps will choose. Their number is known, but their ids are not.
     pub(super) to_come: usize,
-    /// The row of the last token that is `to_come`, in the choices of its step.
+    /// The row of the step's logits from which the last token in `to_come` is chosen.
     pub(super) chosen_at: u32,
     /// Cached tokens that the recurrent state has not seen: the drafts that the last step accepted.
     /// The next step runs them again.
@@ -263,9 +263,9 @@ impl Sequence {
         self.is_complete() || self.cancelled
     }
 
-    /// Whether nothing more can be planned for the sequence until the host has seen the choices
-    /// of the running steps. Drafts follow known tokens only, so a sequence that may have up to
-    /// `drafts_max` of them waits if some are expected.
+    /// Whether nothing more can be planned for the sequence until the host has seen the choices of
+    /// the running steps. Drafts can follow only known tokens, so a sequence waits if drafts are
+    /// expected for its next step. `drafts_max` limits their number.
     pub(super) fn waits_to_be_seen(&self, drafts_max: usize) -> bool {
         self.to_come > 0 && (self.must_be_seen(drafts_max) || self.verifying > 0)
     }

@@ -53,7 +53,7 @@ impl CudaKernels {
         self.tuned.forget_agreement();
     }
 
-    /// Returns `true` if every entry of `tuning` can run on this device.
+    /// Returns `true` if every algorithm in `tuning.fastest` can run on this device.
     pub fn takes(&self, tuning: &Tuning) -> bool {
         tuning.fastest.iter().all(|(problem, algorithm)| self.runs(*problem, *algorithm))
     }

@@ -46,7 +46,8 @@ pub struct GgufVision {
     pub model_type: &'static str,
     /// `clip.projector_type` of the file.
     pub projector: &'static str,
-    /// Returns the settings files of the released processors for a `config.json`.
+    /// Returns the settings files of processors, such as `preprocessor_config.json`, of the
+    /// released checkpoints that match this `config.json`.
     pub processors: fn(&Value) -> NamedFiles,
 }
 
@@ -113,7 +114,7 @@ impl<'f> Settings<'f> {
         self.read(name, |value| if let Setting::Text(text) = value { Ok(text) } else { Err(value) }, "a text")
     }
 
-    /// A setting that is a list of texts.
+    /// A setting that is a list of strings.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<&'f str>>, CheckpointError> {
         let text = |value| if let Setting::Text(text) = value { Some(text) } else { None };
         self.list(name, text, "a list of texts")
@@ -129,7 +130,7 @@ impl<'f> Settings<'f> {
         self.list(name, number, "a list of whole numbers")
     }
 
-    /// A setting that is a list of finite numbers.
+    /// A setting that is a list of floating-point numbers, which may be infinite or NaN.
     pub fn floats(&self, name: &str) -> Result<Option<Vec<f64>>, CheckpointError> {
         let number = |value| if let Setting::Float(number) = value { Some(number) } else { None };
         self.list(name, number, "a list of numbers")
@@ -167,7 +168,7 @@ impl<'f> Settings<'f> {
     }
 }
 
-/// Truncates a text of the file for an error message, because the text may have megabytes.
+/// Truncates a string from the file for an error message, because the string may be megabytes long.
 fn cut_short(text: String) -> String {
     text.chars().take(SHOWN_MAX).collect()
 }

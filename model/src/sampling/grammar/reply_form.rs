@@ -63,7 +63,7 @@ impl ReplyForm {
         }
     }
 
-    /// Keywords of all schemas that a reply may violate, because no grammar can enforce them.
+    /// The schema keywords that a reply may violate, because no grammar can enforce them.
     pub fn not_followed(&self) -> Vec<NotFollowed> {
         let parts = self.format().cloned().into_iter().chain(self.tools().iter().map(arguments));
         let is_xml = self.calls().is_some_and(|calls| calls.format == ToolFormat::QwenXml);

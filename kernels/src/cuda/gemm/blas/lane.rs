@@ -113,7 +113,7 @@ impl LaneGemms {
 
     /// Returns `true` if the library has an algorithm for the GEMM: an algorithm that was measured
     /// for this or another size, or any algorithm if `may_guess` is true. During autotuning, this
-    /// call also measures the GEMM, which leaves meaningless numbers in the output.
+    /// call also measures a new GEMM of many rows, which leaves meaningless numbers in the output.
     ///
     /// # Safety
     /// `operands` must match the problem.

@@ -109,7 +109,8 @@ fn a_shrink_forgets_removed_blocks_that_were_not_copied_out() {
     );
 }
 
-/// Contents of device and host memory. Copies run as late as allowed.
+/// Contents of device and host memory. Copies run at random times, at the latest when they must
+/// have ended.
 struct Memory {
     /// The content of each block: the cache group, the name, and the block's index in its sequence.
     /// `host` has the same data for each slot.
