@@ -3,7 +3,7 @@
 A batch is a slot of shared memory with a fixed offset for every array. Each picture is resized and
 cut into patches as the image processor does, but the patches stay bytes, which the GPU normalizes.
 Several conversations share one picture, because drawing a picture is the most expensive part. Batch
-b comes from worker b modulo the number of workers and depends only on the seed and b.
+b comes from worker (b - first_batch) % workers. Its content depends only on the seed and b.
 """
 
 import functools
