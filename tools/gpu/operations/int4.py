@@ -195,6 +195,10 @@ def check(table):
                     packed, half = Packed(1, features, columns, dtype, group, zeros), features // 16 * 8
                     table.check("dequantize_int4", f"{features} x {columns}", dequantize(packed, features, 0, 0, features, file))
                     table.check("dequantize_int4", "halves", dequantize(packed, half, 0, features - half, 2 * half, file))
+    # The output projection of a draft head, with the largest vocabulary of the families.
+    for rows, file in itertools.product((1, 8, 64), FILES):
+        logits = few(Packed(rows, 248_320, 4096, torch.bfloat16), out_type=torch.float32, file=file)
+        table.check(FILES[file].split(".")[0], f"{rows} rows of logits, {file}", logits)
     for rows in (33, 100):
         poisoned = Packed(rows, 304, 512, torch.bfloat16)
         poisoned.x[7, 5] = float("nan")
@@ -212,7 +216,13 @@ def check_nan(packed):
     return 0.0 if same and bool(out[7].isnan().all()) and not bool(out[others].isnan().any()) else float("inf")
 
 
-SHAPES = {"qkv": (4608, 3584, False), "o": (3584, 3584, False), "gate_up": (37888, 3584, True), "down": (3584, 18944, False)}
+SHAPES = {
+    "qkv": (4608, 3584, False),
+    "o": (3584, 3584, False),
+    "gate_up": (37888, 3584, True),
+    "down": (3584, 18944, False),
+    "logits": (248_320, 4096, False),
+}
 
 
 def measure(table):
