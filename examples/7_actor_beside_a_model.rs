@@ -28,9 +28,10 @@ enum AlbumMessage {
     Read(usize, RpcReplyPort<Option<String>>),
     /// Leases memory for more captions, or returns an error if there is not enough.
     Grow(Bytes, RpcReplyPort<Result<Bytes, Busy>>),
-    /// Returns the number of KV blocks that the model's requests hold.
+    /// Returns the number of KV blocks that the model's requests hold, or `None` if the scheduler
+    /// does not answer.
     Blocks(RpcReplyPort<Option<usize>>),
-    /// Returns the number of schedulers that have died so far.
+    /// Returns the number of schedulers that have died since this album started.
     Deaths(RpcReplyPort<usize>),
     Fail,
 }
@@ -63,7 +64,7 @@ struct AlbumState {
     /// the actor dies.
     segments: Vec<Segment>,
     captions: usize,
-    /// The generation of the monitored actors.
+    /// The serving generation of the monitored scheduler.
     generation: u64,
     deaths: usize,
 }
@@ -132,7 +133,8 @@ impl Actor for Album {
 }
 
 impl AlbumState {
-    /// Stores the model's caption of a picture and returns its number.
+    /// Asks the model for a caption of a picture and returns the caption's number. The caption is
+    /// stored only if a slot is free.
     async fn add(&mut self, picture: Image) -> Result<usize, ChatError> {
         let chat = Chat::new().user("Describe the picture.").image(picture).max_tokens(40);
         let caption = self.arguments.model.chat(chat).await?.text().await?;

@@ -1,5 +1,5 @@
-//! Deaths of actors in the middle of a reply. Each actor is replaced. After a pause, the reply
-//! continues with the same text as without the death.
+//! Deaths of actors in the middle of a reply. Each actor is replaced, and the reply continues with
+//! the same text as without the death. The reply pauses, except when the budget actor dies.
 //!
 //! `cargo run --release --example 8_killed_and_replaced`
 

@@ -30,7 +30,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
         for entry in fs::read_dir(&folder).expect("a folder of this repository can be listed") {
             let path = entry.expect("a folder entry").path();
             if path.is_dir() {
-                // integrations/dynamo is built in its own folder.
+                // Skip build output: integrations/dynamo has its own `target` folder.
                 folders.extend((!path.ends_with("target")).then_some(path));
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 files.push(path);

@@ -1,6 +1,6 @@
 //! Many chats of all kinds, cancelled at random moments. In a second soak, actors also die, other
 //! processes take memory, and models sleep. After all chats have ended, everything is as before and
-//! the process is no larger.
+//! the process has grown by no more than the soak allows.
 //!
 //! The short soaks run in every test run, with the demo model and with the hybrid demo. The long
 //! soaks take minutes: `cargo test --release --test soak -- --ignored --nocapture`. With the demo

@@ -18,7 +18,8 @@ LOWER = {block: (place + 1) / 8 for place, block in enumerate("▁▂▃▄▅�
 
 
 def colour(codes):
-    """The color that the numbers after the SGR code 38 or 48 name."""
+    """The color that the numbers after the SGR code 38 or 48 name. Colors above 15 of the 256-color palette become the
+    default foreground."""
     kind = codes.pop(0)
     if kind == 2:
         return "#%02x%02x%02x" % tuple(codes.pop(0) for _ in range(3))

@@ -11,9 +11,9 @@ pub struct Photograph {
 }
 
 impl Photograph {
-    /// Draws smooth brightness with noise at nine scales from two pixels up. Each scale is an
-    /// eighth weaker than the next larger scale, similar to the spectrum of natural pictures
-    /// (Field, 1987). Different seeds give different pictures.
+    /// Draws smooth brightness with noise at up to nine scales, the smallest of two pixels. Each
+    /// scale is an eighth weaker than the next larger scale, similar to the spectrum of natural
+    /// pictures (Field, 1987). Different seeds give different pictures.
     pub fn draw(width: usize, height: usize, seed: u32) -> Self {
         let octaves: Vec<Octave> = (1..=9)
             .map(|power| 1usize << power)

@@ -51,7 +51,7 @@ impl Process {
         Process::start(command)
     }
 
-    /// Starts a server and waits until it is ready.
+    /// Starts a server and waits until it listens. The server may still be loading its model.
     pub async fn serving(options: &Options) -> Result<Self, Failure> {
         let mut command = Command::new(&options.server);
         command.args(["serve", "--listen", "127.0.0.1:0", "--model", &options.model]);

@@ -10,8 +10,8 @@ pub enum Memory {
     /// The device's own memory, which rule 1 limits: `granted + overhead + foreign + canary <=
     /// total`.
     Device,
-    /// Host memory, for decoded pictures and swapped blocks. The ledger limits all leases of host
-    /// memory by a separate total.
+    /// Host memory, for decoded pictures, the weights of sleeping models, and content that was
+    /// offloaded from the device. The ledger limits all leases of host memory by a separate total.
     Host,
 }
 
@@ -38,7 +38,8 @@ pub enum Class {
     /// refuses requests for this class.
     Canary,
     Host,
-    /// Host memory for KV blocks and picture embeddings that were offloaded from the device.
+    /// Host memory for KV blocks, state snapshots and picture embeddings that were offloaded from
+    /// the device.
     HostKv,
     /// Memory of a user's own code, under a name of the user's choice.
     External(String),

@@ -167,8 +167,8 @@ impl Timelines {
         self.lock().open.iter().map(Timeline::fence_here).fold(Fence::passed(), Fence::and)
     }
 
-    /// Injects a fault: no fence passes, including on lanes
-    /// opened later, until [`Timelines::let_pass`].
+    /// Injects a fault: fences that have not passed yet, and fences of lanes opened later, do not
+    /// pass until [`Timelines::let_pass`].
     pub fn hold(&self) {
         let mut lanes = self.lock();
         lanes.held = true;

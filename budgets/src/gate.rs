@@ -12,7 +12,7 @@ use crate::{Bytes, Class, Hint, Label, Owner};
 /// | | new claimants | grow | shrink, release |
 /// |---|---|---|---|
 /// | open | yes | yes | yes |
-/// | frozen | external and host memory, and known claimants up to their seat | elastic classes (kv, vision cache), external, host | yes |
+/// | frozen | classes external and host, and known claimants up to their seat | elastic classes (kv, vision cache), external, host, and other classes up to their seat | yes |
 /// | teardown | no | no | yes |
 ///
 /// A claimant is an owner's name and a class. The claimant's *seat* is the number of bytes that it
@@ -25,16 +25,16 @@ use crate::{Bytes, Class, Hint, Label, Owner};
 /// - open or frozen -> teardown
 /// - teardown -> open, once the model holds nothing
 ///
-/// A frozen gate admits requests of class [`External`](Class::External) and requests for host
-/// memory. A gate in teardown refuses these requests too if they name this model.
+/// A frozen gate admits requests of the classes [`External`](Class::External) and
+/// [`Host`](Class::Host). A gate in teardown refuses these requests too if they name this model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
     /// Starting: claimants may take memory.
     #[default]
     Open,
-    /// After READY: the only new claimants are external or for host memory. Only these claimants
-    /// and elastic classes grow.
+    /// After READY: the only new claimants have class external or host. Only these claimants and
+    /// elastic classes grow beyond their seat.
     Frozen,
     /// Stopping: memory is only returned.
     Teardown,

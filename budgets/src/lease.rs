@@ -267,7 +267,8 @@ impl Lease {
         self.bytes.store(resized.to);
     }
 
-    /// Ends the lease. Its bytes become free once this fence has passed.
+    /// Ends the lease. Its bytes become free once this fence and the fences of its ended segments
+    /// have passed.
     pub fn release_after(self, fence: Fence) {
         self.defer_release(fence, None);
     }

@@ -12,9 +12,9 @@
 //!
 //! # Rule 1
 //!
-//! `granted + overhead + foreign + canary <= total`. The ledger refuses a request that would break
-//! this rule and reports how many bytes are missing. Only growth of overhead or foreign memory can
-//! break the rule.
+//! `granted + overhead + foreign + canary <= total`. The ledger grants no request that would break
+//! this rule. Such a request waits, or is refused with the number of missing bytes. Only growth of
+//! overhead or foreign memory can break the rule.
 //!
 //! ```
 //! use bursar_budgets::*;

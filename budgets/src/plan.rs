@@ -54,8 +54,8 @@ impl Knob {
         Knob { name: name.into(), now: now.to_string(), would_fit: None }
     }
 
-    /// One sentence that recommends values, with the knobs' names in backticks; `None` if there are
-    /// no knobs.
+    /// One sentence that recommends values and names the knobs that cannot help by themselves.
+    /// Names without spaces are in backticks. `None` if there are no knobs.
     pub fn advice(knobs: &[Knob]) -> Option<String> {
         let name = |knob: &Knob| if knob.name.contains(' ') { knob.name.clone() } else { format!("`{}`", knob.name) };
         let helpful = knobs.iter().filter_map(|knob| {
@@ -82,7 +82,7 @@ pub struct DoesNotFit {
     pub needed: Bytes,
     pub available: Bytes,
     pub short_by: Bytes,
-    /// The knobs that could make the plan fit.
+    /// The knobs that reduce the plan, including knobs that cannot make it fit by themselves.
     pub knobs: Vec<Knob>,
 }
 

@@ -10,8 +10,9 @@ use crate::{
 /// Reserved addresses, a backed prefix of them, and the lease that pays for that prefix.
 ///
 /// Growing and shrinking move the end of the prefix, so addresses are stable. Dropping a segment
-/// returns its memory at once if the device has finished everything issued so far. Otherwise the
-/// memory is part of the lease's release note and is returned after the fence.
+/// returns its memory at once if the device has finished everything issued so far and the lease
+/// waits for no other fence. Otherwise the memory is part of the lease's release note and is
+/// returned after the fence.
 ///
 /// ```
 /// use bursar_budgets::{*, testing::HostControl};
@@ -117,8 +118,8 @@ impl Segment {
         mapping.device.clone().copy_out(mapping.address(), self.backed())
     }
 
-    /// Copies back the result of [`copy_out`](Segment::copy_out). The backed prefix must have the
-    /// same length as at the call to `copy_out`.
+    /// Copies back the result of [`copy_out`](Segment::copy_out). The backed prefix must be at
+    /// least as long as it was at the call to `copy_out`.
     ///
     /// # Errors
     /// The same as [`Device::copy_in`].

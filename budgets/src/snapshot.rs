@@ -227,7 +227,8 @@ fn row(class: &str, model: &str, holder: &str, bytes: Bytes, whole: Bytes) -> [S
 }
 
 impl fmt::Display for Snapshot {
-    /// Prints one line per claimant, with its bytes and a bar, and one line per sum.
+    /// Prints one line per claimant, with its bytes and a bar, one line per sum, and one line per
+    /// waiting request.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows = self.rows(Memory::Device, self.total);
         let sum = |name: &str, note: &str, bytes| row(name, "", note, bytes, self.total);

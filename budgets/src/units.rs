@@ -261,7 +261,8 @@ pub enum ParseBytesError {
         /// The part of the text after the number.
         unit: String,
     },
-    /// The number has a fraction of a byte, or exceeds 16 EiB.
+    /// The number has a fraction of a byte, or is 16 EiB or more. A number with a decimal point may
+    /// be at most 8 PiB, because a float cannot represent every byte above that.
     #[error("{text:?} is not a whole number of bytes below 16 EiB")]
     OutOfRange { text: String },
 }

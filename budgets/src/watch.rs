@@ -1,5 +1,5 @@
-//! The watch of fences that leases wait for. The watch is separate from the ledger so that the
-//! ledger stays pure.
+//! Watches the fences that leases wait for. This is separate from the ledger, so that the ledger
+//! stays pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,8 +60,9 @@ impl FenceWatch {
         revokers.push(revoker);
     }
 
-    /// Records that a lease has ended. Returns `true` if its fence has passed and none of its
-    /// memory is backed. The result is the `passed` of [`crate::Input::Release`].
+    /// Records that a lease has ended. Returns `true` if all of its fences have passed, none of its
+    /// memory is backed, and none is being returned now. The result is the `passed` of
+    /// [`crate::Input::Release`].
     pub fn released(&mut self, note: ReleaseNote) -> bool {
         self.revokers.remove(&note.lease);
         if note.fence.is_passed() && note.backings.is_empty() && !self.pending.contains_key(&note.lease) {

@@ -1,4 +1,4 @@
-//! Loss of a GPU. The driver creates no second context in a process that lost its GPU, so this test
+//! Loss of a GPU. Driver 580 creates no second context in a process that lost its GPU, so this test
 //! is a separate program. Without a GPU, the test prints that it was skipped and passes.
 
 use std::sync::Arc;

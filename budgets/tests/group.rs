@@ -1,4 +1,4 @@
-//! Tests of a group of devices: each operation is done on all ranks or on none.
+//! Tests of a group of devices: addresses and memory are provided by all ranks or by none.
 
 use bursar_budgets::testing::HostControl;
 use bursar_budgets::testing::Script;

@@ -209,7 +209,7 @@ fn elastic_leases_shrink_to_restore_the_canary() {
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     ledger.step(Input::Canary(Bytes(200)));
     assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "the canary has its full size");
-    // Another process can only take memory that is free, which is the canary here.
+    // Another process can only take memory that is free: here 100 bytes and the canary.
     assert_eq!(ledger.step(Input::Foreign(Bytes(260))), [Effect::CanaryGiven { bytes: Bytes(200) }]);
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [order(540)]);

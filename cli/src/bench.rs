@@ -42,7 +42,8 @@ use crate::{
 
 pub use options::Options;
 
-/// Number of runs of a text measurement. The fastest run counts, as in vLLM's benchmarks.
+/// Number of runs of a text measurement. The fastest run counts. vLLM was measured in the same way
+/// (`benches/README.md`).
 const TEXT_RUNS: usize = 2;
 
 /// Number of runs of a picture measurement after one warm-up. The median run counts.
@@ -152,7 +153,8 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     }
     let is_whole = bench.report.ended_by.is_none();
     if options.wants(Measurement::Start) && is_whole {
-        // If less memory is free here than at READY, memory was allocated outside leases.
+        // If less memory is free here than at READY, this process allocated memory outside leases,
+        // or another process took memory.
         driver_free(&runtime, "end", "at the end").into_iter().for_each(|figure| bench.add(figure));
     }
     bench.bar.finish_and_clear();

@@ -151,7 +151,7 @@ impl From<KnobError> for Failure {
 
 /// A flag that sets a knob by one of its names.
 struct Flag {
-    /// The knob's name in the table.
+    /// The name in the table: the knob's name or an alias.
     name: &'static str,
     /// The flag's own name, with hyphens.
     long: String,

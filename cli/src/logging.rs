@@ -1,5 +1,5 @@
-//! Output on standard error: progress, notices, errors and panics. No other module writes there, so
-//! that with `--log json` each line is a JSON object.
+//! Output on standard error: progress, notices, errors and panics. Other modules only draw progress
+//! bars there, and not with `--log json`, so each line is then a JSON object.
 
 use std::{
     any::Any,

@@ -150,7 +150,7 @@ async def storm(port, servers, death, requests=200, tokens=(40, 160), retries=0)
 
     async with client(port, retries) as asker:
         await asyncio.gather(kill(), *(one(number) for number in range(requests)))
-    # Waits until the balancer uses the server again.
+    # Gives the balancer time to use the server again.
     await asyncio.sleep(3)
     return kinds
 
@@ -235,7 +235,7 @@ async def main():
     good = True
     with tempfile.TemporaryDirectory(prefix="bursar-balancer-") as name:
         folder = Path(name)
-        # nginx runs as a separate user if root starts it, and writes here.
+        # If root starts nginx, its worker processes run as another user, and they write to this folder.
         folder.chmod(0o777)
         servers = [Server(folder), Server(folder)]
         try:

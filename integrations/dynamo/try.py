@@ -213,7 +213,7 @@ def worker_of(answer):
 
 
 def unlike(number):
-    """A prompt of some hundred tokens with a beginning that no other prompt has."""
+    """A prompt of 150 words that begins with a number. Prompts of different numbers share no prefix."""
     words = random.Random(number)
     return f"{number} " + " ".join(words.choice(["Hello", "show", "me", "a", "picture"]) for _ in range(150))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Three workers with the demo model behind Dynamo's real frontend on this machine: no etcd, NATS or
-# Kubernetes. Checks the statements of docs/cluster.md and fails if a statement is wrong. The checks
-# take a minute after the builds. ONLY=overhead measures the cost of Dynamo's layers instead
+# Kubernetes. Runs the checks that docs/cluster.md lists and fails if a check fails. The checks take
+# a minute after the builds. ONLY=overhead measures the cost of Dynamo's layers instead
 # (docs/cluster.md, "What it costs").
 #
 #     integrations/dynamo/try.sh            builds the worker (about 900 crates; the first build takes 10 to 20 minutes on two cores)

@@ -37,9 +37,10 @@
 //
 // Block b of a rank copies its input to the rank's exchange memory, waits at a barrier for
 // block b of every other rank, and reads what those blocks have written. Sums are f32 in the
-// order of the ranks, rounded once, so every rank gets the same bits. In the variants with
-// pieces and shares, block b does not wait at a barrier: block b of each other rank announces
-// how many pieces have arrived.
+// order of the ranks, rounded once, so every rank gets the same bits if the contents of `out` that
+// are added are also the same. In the variants with pieces and shares, block b does not wait at a
+// barrier: block b of each other rank announces how many pieces have arrived. The pushed variant
+// has no barrier either: it waits for the epoch next to the data.
 //
 // Exchange memory has two halves that alternate. A rank that arrives at collective e + 1 has
 // finished its kernel of collective e, so no rank still reads the half that collective e + 2

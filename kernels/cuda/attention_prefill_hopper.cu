@@ -10,18 +10,19 @@
 //   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A masked NaN
 //   value can reach rows of the same sequence up to 128 tokens earlier and, with a window, up to
 //   128 tokens later.
-//   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for sequences of up
-//   to 64 rows, attention_packed for sequences of up to 128 rows.
+//   Tiles are large: 128 query vectors over the cache, PACKED_QUERIES<D> (128 or 192) packed rows.
+//   For packed rows, attention_windows (D <= 80) is therefore faster for sequences of up to 64
+//   rows, and attention_packed for sequences of up to 128 rows.
 //   Heads of 72 elements are multiplied as heads of 80 whose last eight elements are zeros in
 //   shared memory: the tensor map ends a head after 72 columns.
 //
 // attention_paged_hopper_e4m3_<type>_d128, attention_paged_hopper_split_e4m3_<type>_d128
-//   Over a cache in E4M3: one warpgroup converts the E4M3 data that TMA has copied to f16, and the
-//   other warpgroups multiply in f16.
+//   Over a cache in E4M3: TMA copies the E4M3 data to shared memory, one warpgroup converts the
+//   data to f16, and other warpgroups multiply in f16.
 //
 // attention_paged_hopper_split_<type>_d<D>
 //   For few rows with a long context, which would otherwise not fill the GPU. The keys of a tile
-//   are split among `splits` jobs (at least 1), which write partial results to `parts` [jobs, 128,
+//   are split among up to `splits` jobs (>= 1), which write partial results to `parts` [jobs, 128,
 //   D + 2] f32; the launch of attention_paged_combine.cu combines them into `out`. In the argument
 //   list, `parts` follows the other pointers, and `splits` follows `window`.
 
@@ -111,7 +112,8 @@ __device__ __forceinline__ void store_part(float* parts, const Job& job, const f
     }
 }
 
-// Zeroes the values from `first` on. Their weight is 0, but a NaN or infinity times 0 is NaN. Each
+// Zeroes the values from `first` on: over the cache, to the end of that block, because later blocks
+// were copied as zeros. The weight of these values is 0, but a NaN or infinity times 0 is NaN. Each
 // warpgroup writes all of these zeros, so that it need not wait for another warpgroup.
 template <typename S>
 __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t thread) {
@@ -227,8 +229,8 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             if ((step + 1) * S::KEYS > seen_by_all) {
                 OnlineSoftmax::mask(scores, step * S::KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
             }
-            // A tile has at most QUERIES rows. Only the tile's first steps have keys before a row's
-            // window.
+            // A tile has at most QUERIES rows. Only the steps with the lowest keys, which run last,
+            // have keys before a row's window.
             const int32_t window = static_cast<int32_t>(arguments.window);
             if (S::PAGED && step * S::KEYS < seen_by_all + S::QUERIES - 1 - window) {
                 const int32_t first[2] = {limit[0] - window, limit[1] - window};

@@ -51,8 +51,9 @@ TARGETS = {
 # targets except these.
 NAMED_ALONE = ["sm_89.ptx"]
 ONLY = re.compile(r"^// Targets: (.+)$", re.MULTILINE)
-# The PTX version of CUDA 12.4, the oldest supported driver. The compiler declares its own, newer
-# version, which is replaced by this one; `ptxas` checks that the code uses nothing newer.
+# The PTX version of CUDA 12.4, whose driver is the oldest supported one. The compiler declares its
+# own, newer version, which is replaced by this one; `ptxas` checks that the code uses nothing
+# newer.
 PTX_VERSION = "8.4"
 
 

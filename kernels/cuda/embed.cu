@@ -8,11 +8,11 @@
 //                                  yet; may be null if the count is 0
 // out      [tokens, hidden]        contiguous
 //
-// If the previous step chose no token (argmax found no number), the row is zeros: the sequence has
-// ended, and the host detects this later. A token of the vocabulary that the table does not contain
-// also gives zeros. An id >= `vocabulary` or an index >= `previous_count` gives a row of NaN, so
-// that the error is visible, and nothing outside the tensors is read. Any alignment; copies are 16
-// bytes wide when table, out and rows are aligned to 16 bytes.
+// If the previous step chose no token (argmax or sampling found none), the row is zeros: the
+// sequence has ended, and the host detects this later. A token of the vocabulary that the table
+// does not contain also gives zeros. An id >= `vocabulary` or an index >= `previous_count` gives a
+// row of NaN, so that the error is visible, and nothing outside the tensors is read. Any alignment;
+// copies are 16 bytes wide when table, out and rows are aligned to 16 bytes.
 
 #include "contract.cuh"
 #include "copy_row.cuh"

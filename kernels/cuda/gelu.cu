@@ -8,7 +8,7 @@
 //
 // Arithmetic is f32, rounded once at the end. Any number of columns and any alignment;
 // accesses are 16 bytes wide if rows are aligned to 16 bytes, 8 bytes wide if rows are only
-// aligned to 8 bytes (3420 columns).
+// aligned to 8 bytes (such as rows of 3,420 columns).
 
 #include "contract.cuh"
 #include "element.cuh"

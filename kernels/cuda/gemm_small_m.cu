@@ -38,9 +38,9 @@
 // The work is a sequence of units: one tile after another, each in steps of 128 columns. Blocks
 // take equal contiguous ranges of units (Stream-K, Osama et al. 2023, arXiv 2301.03598). A block
 // that has only part of a tile leaves its sums in `parts`, and the last block to finish the tile
-// adds them up. That costs three round trips to the L2 cache at the very end. Therefore blocks form
-// clusters of two, and a tile that only the two blocks of one cluster share is added up in their
-// shared memory instead; each warpgroup finishes some of the rows of x.
+// adds them up. This exchange costs three round trips to the L2 cache at the very end. Therefore
+// blocks form clusters of two, and a tile that only the two blocks of one cluster share is added up
+// in their shared memory instead; each warpgroup finishes some of the rows of x.
 //
 // One warp copies and two warpgroups multiply. Another warp writes the tiles that a block computes
 // completely, except the block's last tile, which the multiplying warpgroups write. The weight is

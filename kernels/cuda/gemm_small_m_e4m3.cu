@@ -1,8 +1,9 @@
 // GEMM with few rows and FP8 weights: gemm_small_m.cu with E4M3 elements and scales. A decode step
 // reads half as many bytes as with 16-bit weights. Work division, memory layout and launch are the
-// same as in gemm_small_m.cu. Two differences: the wgmma warpgroups, not the writer warp, write
-// every tile; and each K step also loads its block scales (small_m_scales.cuh). The weight's
-// scales, like the weight, are loaded before the previous kernel has ended.
+// same as in gemm_small_m.cu, with three differences. There is no gated kernel. The wgmma
+// warpgroups, not the writer warp, write every tile. With scales for blocks, each step also copies
+// its scales (small_m_scales.cuh). The weight's scales, like the weight, are loaded before the
+// previous kernel has ended.
 // Targets: sm_90a
 //
 // gemm_small_m_e4m3_blocks_<type>_r<ROWS>   one scale for each block of the weight, and one for

@@ -1,5 +1,5 @@
 // GEMM with few rows and a weight of 4-bit integers (int4.cuh): gemm_small_m.cu with a weight that
-// is dequantized in registers. A decode step reads a quarter of the bytes of 16-bit weights.
+// is dequantized in registers. A decode step reads about a quarter of the bytes of 16-bit weights.
 // Targets: sm_90a
 //
 // gemm_small_m_int4_<type>_r<ROWS>         out = x * weight^T (+ bias) (+ out)

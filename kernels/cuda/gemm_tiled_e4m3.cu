@@ -160,9 +160,9 @@ __device__ __forceinline__ uint4 load_chunk(const uint8_t* row, bool is_there, u
     return is_there && column < columns ? __ldg(reinterpret_cast<const uint4*>(row + column)) : make_uint4(0, 0, 0, 0);
 }
 
-// Each weight is used once, by one warp, so it is loaded straight into that warp's registers. A
-// lane loads sixteen consecutive numbers of a row; the four lanes that share a row thus have 64
-// columns, which two products of 32 columns use.
+// In a block, only one warp uses an element of the weight, so the element is loaded straight into
+// that warp's registers. A lane loads sixteen consecutive numbers of a row; the four lanes that
+// share a row thus have 64 columns, which two products of 32 columns use.
 template <uint32_t TILES>
 __device__ __forceinline__ void small_m(const Product& product) {
     constexpr uint32_t ROWS = TILES * FRAGMENT_ROWS, CHUNKS = GROUP / (4 * CHUNK);

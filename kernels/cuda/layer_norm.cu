@@ -9,9 +9,9 @@
 //
 // Arithmetic is f32, rounded once at the end. The variance is computed from squared distances from
 // a mean, never as a difference of two large sums, so that a large mean costs no precision. A NaN
-// makes its own row NaN and no other row. Any hidden size and alignment; accesses are 16 bytes wide
-// when addresses, pitches and hidden are multiples of 16 bytes. Up to 2 vectors of a row per thread
-// (8192 elements per row) stay in registers; the rest of a longer row is read again.
+// in a row makes only that row NaN. Any hidden size and alignment; accesses are 16 bytes wide when
+// addresses, pitches and hidden are multiples of 16 bytes. Up to 2 vectors of a row per thread (at
+// most 8192 elements per row) stay in registers; the rest of a longer row is read again.
 
 #include "norm_rows.cuh"
 

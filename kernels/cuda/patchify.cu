@@ -14,8 +14,8 @@
 // If a picture has fewer frames than a patch covers, its last frame is repeated. The value is the
 // f32 quotient with an error of at most one unit in the last place, rounded to the element type. A
 // patch becomes zeros, and nothing outside `bytes` is read, if the patch is not in its picture, if
-// its picture is not in `bytes`, or if its picture has no frames or too many. side is 1 to 256,
-// frames 1 to 64.
+// its picture does not exist or is not in `bytes`, or if its picture has no frames or too many.
+// side is 1 to 256, frames 1 to 64.
 //
 // A thread processes four adjacent pixels of a patch in all channels and frames, so that each byte
 // is read once and eight bytes are written at once. If the side is odd, a thread processes one

@@ -25,8 +25,9 @@
 // A scale is the largest magnitude among its numbers, divided by 448, in f32 and never below the
 // smallest normal number. out is divided by the scale, rounded to nearest, ties to even, and
 // limited to 448 in magnitude. A NaN stays NaN and is ignored by the scale, but a NaN in a row
-// makes the row's norm NaN. Arithmetic is f32. columns is a multiple of 8; rows have any alignment,
-// with 16-byte accesses where the alignment allows them; data is aligned to 8 bytes.
+// makes the row's norm NaN. Arithmetic is f32. columns is a multiple of 8. The rows that are read
+// have any alignment, with 16-byte accesses where the alignment allows them. plain is aligned to 16
+// bytes, and data to 8 bytes.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -190,7 +191,7 @@ __device__ __forceinline__ void quantize(const Element* x, uint32_t x_pitch, con
 // Normalizes a row. The first read of each vector calls `read(column, values)`; later reads load
 // the vector from `from`. Weights, which no kernel writes, are read before the previous kernel has
 // ended: if they were read later, they would queue after the weights that the next GEMM already
-// streams. With KEEPS, a thread keeps the vectors that it has read in registers.
+// streams. With KEEPS, a thread keeps the first HELD vectors that it reads in registers.
 template <bool KEEPS, typename Element, typename Read>
 __device__ __forceinline__ void norm_row(const Element* from, bool aligned, const Read& read, const Element* weight,
                                          NormTerms terms, const Target<Element>& target) {

@@ -13,10 +13,10 @@
 //                                 choices' weights
 // places   [rows * top] u32       the place of each choice's product
 //
-// Arithmetic and mean are f32, rounded once at the end. A NaN makes its own row NaN and no other
-// row. Any hidden size and alignment; accesses are 16 bytes wide when addresses, pitches and hidden
-// are multiples of 16 bytes. Up to 2 vectors of a row per thread (8192 elements per row) stay in
-// registers between the sum and the scaling; the rest of a longer row is read again.
+// Arithmetic and mean are f32, rounded once at the end. A NaN in a row makes only that row NaN. Any
+// hidden size and alignment; accesses are 16 bytes wide when addresses, pitches and hidden are
+// multiples of 16 bytes. Up to 2 vectors of a row per thread (at most 8192 elements per row) stay
+// in registers between the sum and the scaling; the rest of a longer row is read again.
 // add_experts_rms_norm gives the same bits as add_experts followed by rms_norm.
 
 #include "expert_sum.cuh"

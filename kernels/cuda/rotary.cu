@@ -32,10 +32,10 @@
 // from 2 * pairs on are not rotated. The angle is an f32 product, as on the host. Whole turns are
 // subtracted in f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond,
 // without the slow path of sincosf. Values are rounded once, when they are stored. Positions,
-// frequencies and slots are read before the previous kernel has ended (programmatic dependent
-// launch); that kernel must not write them. If a slot is in no block of the cache, its keys and
-// values are not written. head_dim is even and at most 256. Accesses are 16 bytes wide when
-// addresses, pitch, pairs and head_dim / 2 are multiples of 16 bytes.
+// frequencies, slots and norms are read before the previous kernel has ended (programmatic
+// dependent launch); that kernel must not write them. If a slot is in no block of the cache, its
+// keys and values are not written. head_dim is even and at most 256. Accesses are 16 bytes wide
+// when addresses, pitch, pairs and head_dim / 2 are multiples of 16 bytes.
 
 #include <type_traits>
 

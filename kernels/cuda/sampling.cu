@@ -20,7 +20,7 @@
 //              tokens that the previous step chose and the host has not seen yet (as in embed.cu).
 //              `previous` may be `chosen` itself, because it is read before `chosen` is written.
 //              A `given` token is less than `vocabulary`, and becomes the row's token whatever the
-//              logits are, as long as they are numbers. This is how a prompt is scored.
+//              logits are, unless the row has a fault. This is how a prompt is scored.
 //   first      the row of the whole batch at which the launch begins; `batch_rows` is the number of
 //              all rows
 // Outputs:
@@ -319,7 +319,8 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
         }
         if (top_k == 0) {
             // If the largest tokens of the listed groups are enough for the nucleus, the list will
-            // contain the nucleus. Otherwise the list may lack part of it, and bins are used.
+            // contain the nucleus. Otherwise, the list may lack part of the nucleus, and bins are
+            // used, unless the list takes all tokens.
             float sum = 0.0f;
             for (uint32_t group = threadIdx.x; group < groups; group += PLAN_THREADS) {
                 const uint32_t key = chosen_from[group];

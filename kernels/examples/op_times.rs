@@ -66,7 +66,7 @@ fn main() {
     small(&cpu);
 }
 
-/// Deterministic numbers of different values.
+/// Deterministic numbers from -0.5 to 0.5, which repeat after 1,013 elements.
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|index| ((index * 7919) % 1013) as f32 / 1013.0 - 0.5).collect()
 }

@@ -18,10 +18,10 @@ pub const AUTOTUNED_LAYERS: usize = 8;
 /// reorders calls: there is one lane with one stream.
 ///
 /// Host memory passed to [`upload`](Backend::upload) may be freed once the call returns;
-/// [`download`](Backend::download) returns with the data copied. Apart from these and
-/// [`wait_for_all`](Backend::wait_for_all), no method may wait for the device: the host prepares
-/// the next pass while this one runs, and reads a pass's results with
-/// [`download_later`](Backend::download_later), which does not delay the next pass.
+/// [`download`](Backend::download) returns with the data copied. Apart from these methods,
+/// [`wait_for_all`](Backend::wait_for_all), collectives and autotuning, no method may wait for the
+/// device: the host prepares the next pass while the current pass runs, and reads a pass's results
+/// with [`download_later`](Backend::download_later), which does not delay the next pass.
 pub trait Backend {
     /// `false` for a backend that touches no memory and may therefore run over a dry workspace.
     const COMPUTES: bool;
@@ -130,8 +130,8 @@ pub trait Backend {
     }
     /// Multiplies rows by the gate and up weights of their experts, and applies the gate.
     fn gated_experts(&self, call: calls::GatedExperts<'_>) -> Result<(), KernelError>;
-    /// Multiplies rows by their experts' down weights, and adds each row's weighted sum to the
-    /// output.
+    /// Multiplies rows by their experts' down weights, and writes each row's weighted sum or adds
+    /// it to the output.
     fn add_experts(&self, call: calls::AddExperts<'_>) -> Result<(), KernelError>;
     /// Does the same as [`add_experts`](Backend::add_experts), and normalizes the rows of the sum.
     /// The default calls the two operations in turn.

@@ -14,9 +14,11 @@ pub enum DType {
     F16,
     /// bfloat16, the upper half of an `f32`.
     BF16,
-    /// 32-bit indices: token ids, positions, slots, rows, block tables.
+    /// 32-bit words: indices such as token ids, positions, slots and block tables, counters, and
+    /// the packed options of sampling.
     U32,
-    /// Channel values of pixels, 0 to 255.
+    /// Bytes: channel values of pixels, zero points of 4-bit integers, weights in blocks, and
+    /// memory of no particular type.
     U8,
     /// FP8, four bits of exponent and three of mantissa ([`E4m3`](crate::E4m3)). The numbers have a
     /// meaning only together with their scales.

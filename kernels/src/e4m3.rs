@@ -1,5 +1,6 @@
-//! The element of FP8 weights and activations: one sign, four bits of exponent, three of mantissa,
-//! no infinity (E4M3 of Micikevicius et al. 2022, arXiv 2209.05433; `float8_e4m3fn` in torch).
+//! The element of FP8 weights, activations and KV caches: one sign, four bits of exponent, three of
+//! mantissa, no infinity (E4M3 of Micikevicius et al. 2022, arXiv 2209.05433; `float8_e4m3fn` in
+//! torch).
 
 /// An eight-bit floating-point number. The largest value is 448, and the smallest value
 /// above zero is 2^-9.

@@ -26,7 +26,8 @@ pub enum KernelError {
         expected: &'static str,
         found: DType,
     },
-    /// The target has no kernel for an operation.
+    /// The target has no kernel for an operation, or its kernels do not support the sizes of the
+    /// operands.
     #[error("{op}: this operation has no GPU kernel yet")]
     NoKernel { op: &'static str },
     /// The workspace is smaller than the pass needs, because it was planned for

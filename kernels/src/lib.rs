@@ -1,10 +1,10 @@
 //! The operations from which models are built.
 //!
 //! A forward pass is code over a [`Scope`]. Each call checks shapes, takes its output from the
-//! workspace, counts the work and passes the operands, a struct of [`calls`], to a [`Backend`].
-//! [`Plan`] runs the same code on shapes only, [`Cpu`] computes on leased host memory, and [`Cuda`]
-//! launches on a GPU. A plan is made for one [`Target`], and the bytes that it reports are exactly
-//! the bytes that the target's pass takes.
+//! workspace (unless it writes to a tensor of the caller), counts the work and passes the operands,
+//! a struct of [`calls`], to a [`Backend`]. [`Plan`] runs the same code on shapes only, [`Cpu`]
+//! computes on leased host memory, and [`Cuda`] launches on a GPU. A plan is made for one
+//! [`Target`], and the bytes that it reports are exactly the bytes that the target's pass takes.
 //!
 //! This crate knows shapes, element types and launches. It must never know a model's name, a
 //! request, a token's meaning, an actor or a file. It allocates no device memory: every temporary,

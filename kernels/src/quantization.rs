@@ -12,8 +12,9 @@ use crate::{DType, Shape};
 pub const SCALE_BLOCK: usize = 128;
 
 /// How activations are quantized to [`Quantization::ELEMENTS`]. Unless the scale is fixed, each
-/// scale is the largest magnitude of the numbers that it covers, divided by 448. `Scale` is `()` in
-/// a scheme, because a fixed scale has a different value for each weight.
+/// scale is the largest magnitude of the numbers that it covers, divided by 448, but at least the
+/// smallest normal f32. `Scale` is `()` in a scheme, because a fixed scale has a different value
+/// for each weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Quantization<Scale = f32> {
     /// Each group of [`SCALE_BLOCK`] columns of a row has a scale.
@@ -132,7 +133,7 @@ impl QuantizationScheme {
         self.activations.map_or(activation, |_| Quantization::ELEMENTS)
     }
 
-    /// Returns the scheme in memory, where each scale covers whole rows or a block of `block_rows`
+    /// Returns the scheme in memory, where each scale covers one row or a block of `block_rows`
     /// rows.
     pub fn in_memory(self, block_rows: usize) -> Self {
         let weights = match self.weights {

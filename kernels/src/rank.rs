@@ -71,7 +71,8 @@ impl Rank {
     }
 
     /// Like [`share`](Rank::share), but if there are fewer items than ranks, each item is copied to
-    /// the same number of adjacent ranks.
+    /// the same number of adjacent ranks. Returns `None` if the number of ranks is not a multiple
+    /// of `whole`.
     pub fn share_or_copy(self, whole: usize) -> Option<RankShard> {
         if whole == 0 || whole >= self.of {
             return self.share(whole);

@@ -16,8 +16,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Creates a shape of one to four extents. Panics on any other number of extents, or on
-    /// more than `ELEMENTS_MAX` elements.
+    /// Creates a shape of one to four extents. Panics on any other number of extents, or on more
+    /// than `ELEMENTS_MAX` elements, where an extent of 0 counts as 1.
     pub fn new(extents: &[usize]) -> Self {
         assert!(
             (1..=RANK_MAX).contains(&extents.len()),

@@ -4,8 +4,8 @@ use bursar_budgets::{Address, Bytes};
 
 use crate::DType;
 
-/// Each part of a slot starts at a multiple of this many bytes, so that kernels can read it in
-/// vectors.
+/// The matrices of a slot start at a multiple of this many bytes from the start of the slot, so
+/// that kernels can read them in vectors.
 const ALIGNMENT: Bytes = Bytes(256);
 
 /// Slot sizes are rounded up to a multiple of this, because matrices of two-byte elements may have
@@ -36,13 +36,14 @@ pub struct StateShape {
     pub state_dtype: StateDtype,
 }
 
-/// The element type in which slots store the matrices. Kernels compute in f32 for both.
+/// The element type in which slots store the matrices. Kernels keep and update the matrices in f32
+/// for both. The kernels for chunks round the operands of their products to f16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StateDtype {
     #[default]
     F32,
-    /// Half the bytes. A matrix is rounded at the end of each step, so decoding rounds it once per
-    /// token.
+    /// Half the bytes. A matrix is rounded at the end of each step, so decoding without drafts
+    /// rounds it once per token.
     Bf16,
 }
 

@@ -39,7 +39,8 @@ pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
 pub(crate) const CPU_EXPERT_ROWS: usize = 64;
 
 /// Returns the elements of scratch that one thread needs for a GEMM: a panel of widened weight rows
-/// and, for a quantized weight, one widened row of its quantized activations.
+/// and, for an FP8 weight, one widened row of its quantized activations. An `f32` weight needs no
+/// scratch.
 pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, weight: DType) -> usize {
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     match weight {
@@ -140,9 +141,9 @@ impl Target {
     }
 
     /// Scratch for a GEMM with a `[out_features, in_features]` weight of type `weight`. The CPU
-    /// needs one panel of widened weight rows per thread, or nothing for an `f32` weight. On CUDA
-    /// the scratch is cuBLASLt's workspace, followed by rows of dequantized elements if the weight
-    /// consists of 4-bit integers.
+    /// needs one panel of widened weight rows per thread (for FP8 also a row of activations), or
+    /// nothing for an `f32` weight. On CUDA the scratch is cuBLASLt's workspace, followed by rows
+    /// of dequantized elements if the weight consists of 4-bit integers.
     pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { threads } => {
@@ -170,8 +171,8 @@ impl Target {
     }
 
     /// Scratch for GEMMs with experts' weights of type `weight`, `[out_features, in_features]`
-    /// each. For each thread, the CPU needs some rows of one expert, their results, and a panel of
-    /// widened weight rows.
+    /// each. For each thread, the CPU needs some rows of one expert, their results, and, unless the
+    /// weights are `f32`, a panel of widened weight rows.
     pub fn experts_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { threads } => {
@@ -246,8 +247,9 @@ impl Target {
         }
     }
 
-    /// Scratch for the gated delta rule over `rows` rows, of which some belong to sequences with
-    /// several rows. Only some CUDA targets need scratch.
+    /// Scratch for the gated delta rule over `rows` rows, of which some belong to sequences that
+    /// are not [short](crate::calls::StateSequences::short_sequences). Only some CUDA targets need
+    /// scratch.
     pub fn delta_scratch(&self, shape: StateShape, rows: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => Bytes::ZERO,

@@ -9,7 +9,7 @@ pub struct Weight<'m> {
     /// The numbers of the weight, contiguous. They are quantized if there are scales. The shape is
     /// that of the weight, or `[bytes]` u8 for a weight in blocks.
     pub data: Tensor<'m>,
-    /// `None` if the weight is unquantized.
+    /// `None` if the weight is unquantized or stored in blocks.
     pub scales: Option<WeightScales<'m>>,
     /// The rows of a weight that is stored in blocks of quantized elements. The blocks contain the
     /// scales. `None` for other weights.
@@ -45,7 +45,7 @@ impl<'m> Weight<'m> {
     }
 
     /// Returns how the weight is stored and how its activations are quantized, or `None` if the
-    /// weight is unquantized.
+    /// weight is unquantized or stored in blocks.
     pub fn scheme(&self) -> Option<QuantizationScheme> {
         self.scales.as_ref().map(|scales| QuantizationScheme {
             elements: self.dtype(),

@@ -1,4 +1,4 @@
-//! Check that the embedded device code was compiled from the sources in `kernels/cuda`.
+//! Checks that the embedded device code was compiled from the sources in `kernels/cuda`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
 }
 
-/// The string literals of a list in `compile.py`, one per line.
+/// The string literals of a variable in `compile.py`: one text per line of the list, which joins
+/// the literals of the line with spaces.
 fn texts_of(variable: &str) -> Vec<String> {
     let script = fs::read_to_string(folder().join("compile.py")).expect("the file exists");
     let mut lines = script.lines().skip_while(|line| !line.starts_with(&format!("{variable} = ")));

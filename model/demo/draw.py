@@ -1,4 +1,5 @@
-"""Draws the demo model's pictures: one to four shapes, one number, or both.
+"""Draws the demo model's pictures: one to four shapes, one number, or both. Training also draws empty
+pictures and patterns.
 
 A picture depends only on (stream, seed, index): equal values give the same picture on every machine
 with the same Pillow. Training uses the stream "train" and this file's command line uses "evaluate",
@@ -359,8 +360,8 @@ def place_shapes(rng, width, height, count, taken) -> list[Shape]:
 
 
 def side_lengths(rng, wide: bool) -> tuple[int, int]:
-    """Width and height. `wide` also allows pictures that the processor has to shrink, and aspect
-    ratios up to almost four."""
+    """Width and height. `wide` also allows sides above `SIDE_MAX`, and pictures that the processor
+    has to shrink."""
     if wide and rng.random() < 0.08:
         area = between(rng, 300, 560) ** 2
         aspect = math.exp(between(rng, -1.3, 1.3))
@@ -434,7 +435,7 @@ def paint_background(rng, scene: Scene) -> Image.Image:
 
 
 def paint_pattern(rng, width: int, height: int) -> Image.Image:
-    """Clouds, noise, stripes and scribbles without a shape or number, which represent all other
+    """Clouds, sometimes with noise or scribbles, without a shape or number. They represent all other
     pictures."""
     coarse = int(rng.integers(2, 24))
     spread = between(rng, 20, 80)
@@ -451,7 +452,7 @@ def paint_pattern(rng, width: int, height: int) -> Image.Image:
 
 
 def number_ink(rng, background: str):
-    """Mostly black or white, and always an ink that contrasts with its background."""
+    """In most cases black, white or a gray near them. The ink always contrasts with its background."""
     if rng.random() < 0.25:
         return ink_of(rng, pick(rng, ("red", "green", "blue", "purple") if background == "light" else
                                 ("red", "orange", "yellow", "cyan", "pink")))
@@ -496,7 +497,7 @@ def draw_scene(rng, fonts: tuple[str, ...] = (), wide: bool = False, tidy: bool 
     """A scene and its picture.
 
     `fonts` adds font files to Pillow's built-in font. `wide` (training) adds sizes and contents
-    that evaluation does not use. `tidy` leaves out noise and blur.
+    that evaluation does not use. `tidy` leaves out blur, noise and JPEG compression.
     """
     width, height = side_lengths(rng, wide)
     if wide and rng.random() < 0.04:
@@ -509,7 +510,7 @@ def draw_scene(rng, fonts: tuple[str, ...] = (), wide: bool = False, tidy: bool 
         number, mask, corner = place_number(rng, width, height, shape_count == 0, fonts)
         taken = (corner[0], corner[1], corner[0] + mask.width, corner[1] + mask.height)
     shapes = place_shapes(rng, width, height, shape_count, taken)
-    if not shapes and number is None:  # happens only if a picture is too narrow for its one shape
+    if not shapes and number is None:  # never happens: without a number, the first shape always fits
         return draw_scene(rng, fonts, wide, tidy)
     scene = Scene(width, height, pick(rng, ("light", "dark")), shapes, number)
     image = paint_background(rng, scene)

@@ -144,8 +144,8 @@ def written(network: Network, state: Path, folder: Path) -> None:
 
 
 def check_random(network: Network) -> None:
-    """Checks with random f32 weights, odd sizes and two pictures that every answer's logits equal
-    transformers'."""
+    """Checks with random f32 weights, odd sizes and two pictures that the logits of every answer are
+    close to those of transformers."""
     with torch.no_grad():  # initial zeros and ones would hide a missing bias or norm
         for parameter in network.parameters():
             if parameter.dim() < 2:

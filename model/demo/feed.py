@@ -22,7 +22,7 @@ import talk
 
 MIN_PIXELS, MAX_PIXELS = 64 * 28 * 28, 256 * 28 * 28
 
-TOKENS_OF_ONE = 1024  # the longest conversation
+TOKENS_OF_ONE = 1024  # maximum length of a conversation
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def cut(image: Image.Image):
 
 def what_covers(scene: draw.Scene, rows: int, columns: int):
     """The shape or digit (`thing`) and the color of each unit, row by row. A shape or digit belongs
-    to a unit if it covers the unit's center, or if its own center is in the unit."""
+    to a unit if it covers the unit's center, or if its own center is in the unit. For this purpose, a
+    shape is a circle of 0.7 times its radius."""
     unit_x, unit_y = scene.width / columns, scene.height / rows
     x = (np.arange(columns) + 0.5)[None, :] * unit_x
     y = (np.arange(rows) + 0.5)[:, None] * unit_y
@@ -305,7 +306,9 @@ def system_of(rng) -> str | None:
 
 
 def fill(packer: Packer, seed: int, batch: int, fonts, stream: str = "train") -> None:
-    """A training batch: pictures until the slot is full, with three conversations per picture."""
+    """A training batch: pictures until the slot is full. Each picture has three conversations, and
+    some have one more about two pictures or about none. A conversation that does not fit is left
+    out."""
     before = None
     for place in range(1 << 16):
         rng = draw.random_of(stream, seed, batch * (1 << 16) + place)
@@ -357,7 +360,8 @@ def empty_slot(capacity: Capacity) -> dict[str, np.ndarray]:
 
 
 class Feed:
-    """Workers that fill slots ahead of the trainer. Fork them before CUDA starts."""
+    """Workers that fill slots ahead of the trainer. The constructor forks them, so call it before CUDA
+    starts."""
 
     def __init__(self, tokenizer, seed: int, first_batch: int, workers: int, fonts, capacity: Capacity, depth: int):
         self.capacity = capacity
@@ -388,7 +392,8 @@ class Feed:
             self.full[worker].put(index)
 
     def take(self) -> tuple[int, dict[str, np.ndarray]]:
-        """The next batch in order. Pass its index to `give_back` when the batch has been copied."""
+        """The next batch in order, with the index of its slot. Pass the index to `give_back` when the
+        batch has been copied."""
         index = self.full[self.next % self.workers].get()
         self.next += 1
         return index, self.slots[index]

@@ -1,8 +1,8 @@
 """The Qwen3.5 architecture in plain PyTorch, over packed batches, for training: three gated delta
 nets for each layer with attention, Qwen3-VL's vision tower without DeepStack, and a draft head.
 
-The batches and the shared parts are those of `network.py`. Parameters have the names of the released
-checkpoints. `train.py --hybrid --check` compares this file with transformers.
+The batches are the same as for `network.py`, which also has the shared parts. Parameters have the
+names of the released checkpoints. `train.py --hybrid --check` compares this file with transformers.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import nn
 from network import GatedMlp, Network, Outputs, Text, Vision, VisionAttention, attend, rotate
 
 CHUNK = 64  # tokens per chunk, which the delta rule computes with matrix products
-LONGEST = 1024  # tokens of a conversation
+LONGEST = 1024  # maximum tokens of a conversation
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Small talk without a picture: who the model is, what it can do, and what it cannot do."""
+"""Small talk that is not about a picture: who the model is, what it can do, and what it cannot do."""
 
 from draw import pick
 

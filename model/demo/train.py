@@ -37,7 +37,8 @@ HELD_OUT_SEED = 900_001
 
 
 def to_device(arrays: dict[str, np.ndarray], device) -> dict[str, torch.Tensor]:
-    """Copies the arrays of a slot to the device. Indices become 64-bit, and pictures stay bytes."""
+    """Copies the arrays of a slot to the device. Some integers become 64-bit, as PyTorch requires for
+    indices and classes. Pictures stay bytes."""
     batch = {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
     for name in ("answer_at", "answer", "turn", "thing", "colour", "unit"):
         batch[name] = batch[name].long()
@@ -172,8 +173,8 @@ class State:
                 }
 
     def save(self, folder: Path) -> None:
-        """Saves four files. The moments are saved in bf16, which keeps the total below the size
-        limit for files that are copied from the GPU machine."""
+        """Saves four files of tensors and `progress.json`. The moments are saved in bf16, which keeps the
+        total below the size limit for files that are copied from the GPU machine."""
         folder.mkdir(parents=True, exist_ok=True)
         named = dict(self.network.named_parameters())
         moments = {name: self.adam.state[parameter] for name, parameter in named.items()}

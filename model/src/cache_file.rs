@@ -11,8 +11,8 @@ use std::{
 
 use thiserror::Error;
 
-/// Size limit in bytes. This module never writes a larger file, so a larger file was
-/// written by another program.
+/// Size limit in bytes for reading. Writing does not check the limit, because the content is always
+/// far smaller. A larger file was therefore written by another program.
 pub const BYTES_MAX: u64 = 1 << 20;
 
 /// A temporary file older than this was left by a process that died while writing.
@@ -164,7 +164,8 @@ pub fn fingerprint(parts: &[&str]) -> String {
     hasher.finalize().to_hex()[..16].to_owned()
 }
 
-/// `part` with only the characters that every operating system allows in file names.
+/// `part` as a part of a file name: dots at the start are removed, characters that some operating
+/// system does not allow become dashes, and the result is truncated to `PART_CHARACTERS`.
 fn readable(part: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "._".contains(character);
     let dashed: String = part.chars().map(|character| if plain(character) { character } else { '-' }).collect();

@@ -13,16 +13,16 @@ pub struct EncoderCost {
 }
 
 impl EncoderCost {
-    /// The cost of at most `patches` patches. Patches that do not form a whole
-    /// token are not counted.
+    /// The cost of at most `patches` patches. Patches that do not form a whole token are not
+    /// counted.
     pub fn of(patches: usize, merge: MergeSize) -> Self {
         let rows = merge.tokens(patches);
         EncoderCost { patches: merge.patches(rows), rows }
     }
 }
 
-/// Upper bound for the cost of a request, from its first token to the end of
-/// its longest possible reply. The number of its KV cache blocks follows from its tokens; see
+/// Upper bound for the cost of a request, from its first token to the end of its longest possible
+/// reply. The number of its KV cache blocks follows from its tokens; see
 /// [`CacheGroups::blocks_for`](crate::flow::CacheGroups::blocks_for).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestCost {

@@ -19,7 +19,7 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
-    /// Number of pictures of the largest size for which the encoder cache is sized. A request may
+    /// Number of pictures of the largest size for which the vision cache is sized. A request may
     /// have more pictures, up to `pictures`, if together they have at most as many patches as this
     /// number of largest pictures.
     pub largest_pictures: usize,
@@ -35,8 +35,8 @@ pub struct Envelope {
 /// The greatest value of any limit. Products of two limits up to this value do not overflow.
 const MOST: usize = 1 << 30;
 
-/// Default of `pictures`, so high that a context is usually full before it
-/// contains this many pictures.
+/// Default of `pictures`, so high that a context is usually full before it contains this many
+/// pictures.
 const PICTURES: usize = 1024;
 
 /// Maximum drafted tokens in one step, over all sequences. They are verified together, so that the
@@ -47,7 +47,7 @@ pub const DRAFTS_OF_STEP: usize = 64;
 /// Patches of the smallest picture.
 pub const PATCHES_LEAST: usize = 4;
 
-/// A limit that contradicts another limit, or under which no request could run.
+/// A limit that is out of its range or contradicts another limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{limit}` is {value}; expected {required}")]
 pub struct LimitError {
@@ -117,8 +117,8 @@ impl Envelope {
     }
 
     /// Maximum total patches of the pictures and videos of one request: the patches of
-    /// `largest_pictures` pictures of the largest size. If fewer patches fit into the context, the
-    /// context is the limit. The vision cache is sized for this number.
+    /// `largest_pictures` pictures of the largest size. This number ignores the context, into which
+    /// fewer patches may fit. The vision cache is sized for the smaller of the two numbers.
     pub fn visual_patches(&self, merge: MergeSize) -> usize {
         self.largest_pictures * merge.patches(merge.tokens(self.picture_patches))
     }

@@ -26,8 +26,8 @@ impl MergeSize {
     }
 
     /// Tokens that `patches` patches make. The number is exact for a resized picture, whose sides
-    /// are multiples of [`side`](Self::side). A limit need not be such a multiple, and its
-    /// remaining patches make no token.
+    /// are multiples of [`side`](Self::side). A limit need not be a multiple of
+    /// [`patches_per_token`](Self::patches_per_token), and its remaining patches make no token.
     pub const fn tokens(self, patches: usize) -> usize {
         patches / self.patches_per_token()
     }

@@ -37,8 +37,9 @@ pub struct Model {
 
 impl Model {
     /// Plans the layout of the checkpoint's weights for `target`. Every name, shape and type is
-    /// checked, and no weight is read, with one exception: if the configuration ties the output
-    /// projection to the embedding and the file has both, the two are compared.
+    /// checked, and the scales of quantized weights are read and checked. No other weight is read,
+    /// with one exception: if the configuration ties the output projection to the embedding and the
+    /// file has both, the two are compared.
     pub fn plan(checkpoint: &Checkpoint, target: &Target) -> Result<Self, LoadError> {
         Model::plan_rank(checkpoint, target, Rank::ALONE)
     }
@@ -73,7 +74,8 @@ impl Model {
     }
 
     /// Like [`plan_heaviest`](Self::plan_heaviest), with the decoder's projections quantized while
-    /// they load. Returns `None` if the checkpoint is quantized already or is a GGUF file.
+    /// they load. Returns `None` if the checkpoint is quantized already or is a GGUF file, or if
+    /// weights cannot be quantized to this format while they load.
     ///
     /// # Errors
     /// See [`plan_rank`](Self::plan_rank);
@@ -308,10 +310,10 @@ impl Model {
         self.family.pack(&vec![pictures.to_vec(); self.picture_ranks()])
     }
 
-    /// Runs the vision encoder and writes the results to the rows of `cache`
-    /// `[rows, width]`. The [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout)
-    /// determines `width`. If pictures are distributed over ranks, each rank encodes its own
-    /// pictures, and all ranks receive all rows.
+    /// Runs the vision encoder and writes the results to the rows of `cache` `[rows, width]`. The
+    /// [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout) determines `width`. If pictures
+    /// are distributed over ranks, each rank encodes its own pictures, and all ranks receive all
+    /// rows.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -367,7 +367,8 @@ impl FamilyConfig {
         self.pictures().map_or(EmbeddingLayout::plain(self.decoder().hidden), |pictures| pictures.row)
     }
 
-    /// Tokens of text that [`write_visuals`](Self::write_visuals) writes for each step of a video.
+    /// Maximum number of text tokens that [`write_visuals`](Self::write_visuals) writes for each
+    /// step of a video of usual length.
     pub fn step_text_tokens(&self) -> usize {
         self.pictures().map_or(0, |pictures| pictures.step_text_tokens)
     }

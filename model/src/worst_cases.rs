@@ -260,7 +260,7 @@ fn run_choosing<B: Backend>(
             let mut drafting = batch.drafts.is_some().then(take).transpose()?;
             let mut report_words = 0;
             {
-                // The logits of the step are released before those of the draft head are computed.
+                // The logits of the step are released before the draft head computes its logits.
                 let scope = &scope.scope();
                 let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scores.score(scope, logits);
                 let logits =
@@ -342,7 +342,8 @@ fn smallest_grid(model: &Model, merge: MergeSize) -> Grid {
     model.config().tile().unwrap_or_else(|| still(merge.side(), merge.side()))
 }
 
-/// The grid, as square as possible, of the largest picture of at most `patches` patches.
+/// A nearly square grid of at most `patches` patches. The shorter side, in tokens, is the integer
+/// square root of the number of tokens, so a picture that is less square may have more patches.
 fn largest_grid(patches: usize, merge: MergeSize) -> Grid {
     let tokens = merge.tokens(patches);
     let side = tokens.isqrt();

@@ -26,8 +26,7 @@ fn repeated(piece: &str, times: usize) -> String {
     piece.repeat(times)
 }
 
-/// A template that runs `step` sixty times, each of which doubles a value, and
-/// then reads the values.
+/// A template that runs `step`, which doubles a value, sixty times, and then reads the values.
 fn doubling(step: &str) -> String {
     format!(
         "{{% set n = namespace(v='ab', l=['ab']) %}}{{% for i in range(60) %}}{step}{{% endfor %}}{{{{ n.v|length + n.l|length }}}}"

@@ -172,8 +172,9 @@ fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: 
         "{name}, {what}: the last row's error is {our_last:e}; transformers has {their_last:e}"
     );
     if tensor == "logits" && worse < WORSE_IN_FP8 {
-        // Random logits are nearly tied. If about 28 of 32 rows agree, two such counts differ by 3,
-        // and one pair in twenty differs by more than 5, which was seen on four GPUs.
+        // Random logits are nearly tied. If about 28 of 32 rows agree, the difference of two such
+        // counts has a standard deviation of 3, and one pair in twenty differs by more than 5. On
+        // four GPUs, such a pair was seen.
         let fewer = if prompt.ranks > 2 { rows / 4 } else { rows / 8 };
         assert!(
             our_top + fewer >= their_top,

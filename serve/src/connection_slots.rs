@@ -10,7 +10,8 @@ use std::{
 use super::options::ServeOptions;
 use bursar_actors::metric::HTTP_CONNECTIONS;
 
-/// Connections beyond the limits. Only health and metrics requests are answered on them.
+/// Number of connections beyond the limits. On these connections, all requests except health and
+/// metrics requests get 503.
 const RESERVE: usize = 64;
 /// Connections of one address in the reserve. A client that reaches its own limit must
 /// not fill the reserve.
@@ -54,7 +55,8 @@ impl ConnectionSlots {
     }
 
     /// Takes a slot for a connection from `address`. The slot is in the reserve if `kind` is
-    /// [`Kind::Reserve`] or a usual limit is reached. Returns `None` if the reserve is full too.
+    /// [`Kind::Reserve`] or a usual limit is reached. Returns `None` if the reserve is full too, or
+    /// if the address already has its maximum there.
     pub(super) fn take(&self, address: IpAddr, kind: Kind) -> Option<ConnectionSlot> {
         let address = counted_by(address);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);

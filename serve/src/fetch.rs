@@ -24,7 +24,8 @@ use super::{error::ApiError, models::shortened, options::ServeOptions};
 
 /// Maximum number of redirects. Each must lead to an allowed host.
 const REDIRECTS_MAX: usize = 3;
-/// Time limit of a download, from the request to the last byte, redirects included.
+/// Time limit of a download, from the request to the last byte, redirects included. A download that
+/// waits for its turn waits at most this long before the request.
 const TIME_MAX: Duration = Duration::from_secs(15);
 /// Concurrent downloads from one allowed host, over all clients. Further downloads wait. The limit
 /// is per host, so that a slow host does not delay downloads from other hosts.
@@ -64,8 +65,8 @@ impl Fetcher {
     /// Downloads the bytes at a URL.
     ///
     /// # Errors
-    /// 400 if the URL is not allowed or the download fails; 503 if too many downloads from
-    /// its host are running.
+    /// 400 if the URL is not allowed or the download fails; 503 if too many downloads from its host
+    /// are still running after a wait of `TIME_MAX`.
     pub(super) async fn fetch(&self, url: &str, param: &str) -> Result<Vec<u8>, ApiError> {
         let wrong = |fault: Fault| {
             let message = format!("`{}` {}", shortened(url), fault.message);
@@ -216,8 +217,9 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         return is_public_v4(mapped);
     }
     let parts = address.segments();
-    // Accept only global unicast addresses, except addresses that embed another address (Teredo,
-    // 6to4) or are for documentation (2001:db8, 3fff).
+    // Accept only global unicast addresses, except protocol assignments (2001::/23, which includes
+    // Teredo), 6to4 addresses (2002), which embed an IPv4 address, and addresses for documentation
+    // (2001:db8, 3fff).
     let is_global = parts[0] & 0xE000 == 0x2000;
     let is_special =
         (parts[0] == 0x2001 && (parts[1] < 0x200 || parts[1] == 0xDB8)) || parts[0] == 0x2002 || parts[0] == 0x3FFF;

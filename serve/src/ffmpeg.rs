@@ -31,9 +31,9 @@ const PIECE_BYTES: &str = "134217728";
 /// decoding the whole video. A seek decodes only from the preceding keyframe. Videos have a
 /// keyframe about every 10 seconds.
 const SPARSE_SECONDS: f64 = 5.0;
-/// Concurrent ffmpeg processes that seek frames of one video.
+/// Concurrent ffmpeg processes that seek to frames of one video.
 const AT_ONCE: usize = 2;
-/// Estimated seconds of video that are decoded to seek one frame.
+/// Estimated seconds of video that are decoded for a seek to one frame.
 const SOUGHT_SECONDS: f64 = 10.0;
 /// A pixel rate that no machine decodes with two threads: twice the rate of 8K video at 60 frames
 /// per second.
@@ -209,8 +209,8 @@ fn filter(rate: Option<f64>, pixels: u64) -> String {
 
 fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command {
     let Input { program, demuxer, seconds, .. } = input;
-    // ffmpeg exits after this much CPU time, which is twice the time limit because ffmpeg has two
-    // threads.
+    // ffmpeg exits after this much CPU time, which is twice the time limit (and at least 2 s)
+    // because ffmpeg has two threads.
     let processor_seconds = (2.0 * seconds).ceil().max(2.0);
     let mut command = Command::new(program);
     command.args(["-hide_banner", "-nostdin", "-loglevel", level, "-max_alloc", PIECE_BYTES]);
@@ -240,8 +240,8 @@ fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command 
 /// Decodes frames and passes each to `hand` as soon as it arrives.
 ///
 /// # Errors
-/// [`Fault::Video`] with ffmpeg's message if there is no frame; [`Fault::Program`] if
-/// ffmpeg cannot be run.
+/// [`Fault::Video`] with ffmpeg's message if there is no frame, or with another message if a frame
+/// is incomplete; [`Fault::Program`] if ffmpeg cannot be run.
 async fn run(
     input: Input<'_>,
     from_seconds: Option<f64>,
@@ -294,7 +294,8 @@ async fn ppm(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<Image>, 
     Image::from_rgb(width, height, pixels).map(Some).map_err(|_| broken())
 }
 
-/// Reads a line of at most `BYTES_MAX` bytes, without its line break. Returns `None` at the end.
+/// Reads a line of at most `BYTES_MAX` bytes, without its line break. Returns `None` at the end and
+/// for an empty line.
 async fn line(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<String>, Fault> {
     const BYTES_MAX: u64 = 32;
     let mut line = Vec::new();

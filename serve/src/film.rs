@@ -77,7 +77,8 @@ impl FilmReader {
     /// Decodes frames of a video.
     ///
     /// # Errors
-    /// 400 if the video cannot be read or decoded; 503 if too many videos are being decoded.
+    /// 400 if the video cannot be read or decoded; 503 if too many videos are still being decoded
+    /// after a wait as long as the time limit for decoding.
     pub(super) async fn read(
         &self,
         source: VideoSource,

@@ -159,7 +159,8 @@ impl Guard {
 
     /// Identifies a client by its headers: `Authorization: Bearer KEY` as OpenAI's clients send it,
     /// or `x-api-key: KEY` as Anthropic's do. `is_local` is set if only this machine can reach the
-    /// server. Every client of such a server is an administrator if the server has no keys.
+    /// server. Every client of such a server is an administrator if the server has neither keys nor
+    /// administrator keys.
     pub(super) fn admit_at(&self, headers: &HeaderMap, is_local: bool) -> Result<Client, ApiError> {
         let hash = sent_key(headers).map(blake3::hash);
         // Compare every key, so that the time does not reveal which key matched.

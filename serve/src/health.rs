@@ -19,8 +19,8 @@ use super::{
     state::Shared,
 };
 
-/// Returns 200 while all models accept requests and the server is not shutting down. Returns 503
-/// otherwise. Models that failed to load are ignored, unless no other model exists.
+/// Returns 200 while all models are ready or asleep and the server is not shutting down. Returns
+/// 503 otherwise. Models that failed to load are ignored, unless no other model exists.
 pub(super) async fn ready(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     answer(&shared, &headers, |live, ready| live && ready).await
 }

@@ -9,8 +9,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Returns `prefix` followed by 32 hexadecimal digits. An id cannot be guessed from other ids,
-/// because clients may show their ids to each other.
+/// Returns `prefix` followed by 32 hexadecimal digits. Clients may show their ids to each other, so
+/// an id must not be guessable from other ids.
 pub(super) fn fresh(prefix: &str) -> String {
     static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
     static NEXT: AtomicU64 = AtomicU64::new(0);

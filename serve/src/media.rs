@@ -241,8 +241,9 @@ struct FilmShare {
 }
 
 impl FilmShare {
-    /// Divides the frames that the model accepts, less the frames that the request contains, and
-    /// half of `bytes` evenly among the video files.
+    /// Divides frames and bytes evenly among the video files. The frames are the frames that the
+    /// model accepts, up to `PICTURES_MAX`, less the frames that the request contains. The bytes
+    /// are half of `bytes`.
     fn of(links: &[Link], facts: Option<&ModelFacts>, bytes: Bytes) -> Self {
         let films = links.iter().filter(|link| matches!(link.kind, MediaKind::Video(..))).count().max(1);
         let given = links.iter().map(|link| match &link.kind {

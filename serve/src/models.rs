@@ -23,7 +23,8 @@ pub enum ModelState {
 }
 
 impl ModelState {
-    /// Name of the state in `/health` and `/v1/models`.
+    /// Name of the state in `/v1/models`. For a model that is `Ready`, `/health` reports the state
+    /// in the runtime instead, such as `restarting` or `stopped`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             ModelState::Loading(_) => "loading",

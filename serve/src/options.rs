@@ -54,8 +54,9 @@ pub struct ServeOptions {
     pub head_time: Duration,
     /// Largest head of a request, at least 8 KiB. Larger heads get 431. Default: 32 KiB.
     pub head_bytes: Bytes,
-    /// Maximum concurrent connections. Up to 64 connections above the limit get 503 for everything
-    /// except health and metrics. Further connections are closed. Default: 4,096.
+    /// Maximum concurrent connections. Up to 64 connections above the limit, at most 8 of them from
+    /// one address, get 503 for everything except health and metrics. Further connections are
+    /// closed. Default: 4,096.
     pub connections: usize,
     /// Maximum concurrent connections from one address, or from one /64 network of IPv6. Default:
     /// 2,048.
@@ -69,7 +70,8 @@ pub struct ServeOptions {
     /// Time that running replies have to finish when the server shuts down. Default: 30 s.
     pub drain: Duration,
     /// Maximum number of stored responses of `/v1/responses`. Responses are stored in memory only.
-    /// The oldest response of the key that stores the most is evicted first. Default: 1,024.
+    /// The oldest response of the key that stores the most is evicted first. Running responses and
+    /// the newest response are not evicted. Default: 1,024.
     pub responses: usize,
     /// Maximum bytes of all stored responses and their conversations, pictures included. Default:
     /// 256 MiB.

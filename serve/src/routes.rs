@@ -197,7 +197,7 @@ fn is_welcome(headers: &HeaderMap, origins: &[String]) -> bool {
     is_own || origins.iter().any(|allowed| allowed == "*" || allowed == origin)
 }
 
-/// Admits requests whose `Host` is an IP address or `localhost`.
+/// Admits requests whose `Host` is an IP address, `localhost` or a name that ends in `.localhost`.
 async fn by_local_name(request: Request, next: Next) -> Response {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let name = host.parse::<Authority>().map(|host| host.host().to_ascii_lowercase()).unwrap_or_default();

@@ -46,6 +46,7 @@ impl LeftOut {
 }
 
 /// Converts arguments from JSON text, which clients send, to an object, which templates expect.
+/// Other text is returned unchanged, except that empty text becomes an empty object.
 fn as_object(arguments: Value) -> Value {
     match arguments {
         Value::String(text) => match serde_json::from_str(&text) {

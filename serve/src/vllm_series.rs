@@ -106,7 +106,8 @@ impl<'a> Series<'a> {
         at.strip_suffix('"')
     }
 
-    /// Returns vLLM's labels. A histogram bucket also keeps its upper bound (`le`).
+    /// Returns vLLM's labels. A histogram bucket also keeps its upper bound (`le`), and a counter
+    /// of accepted drafts keeps their `position`.
     fn labels_as_theirs(&self) -> String {
         let labels = labels_of(self.label("model").unwrap_or_default());
         let kept = ["le", "position"].into_iter().find_map(|name| Some((name, self.label(name)?)));

@@ -14,8 +14,8 @@ use tokio::{
 
 use super::half_closed::Socket;
 
-/// A connection that fails if its client reads nothing for `limit`. A client that stops reading
-/// would otherwise hold the memory of its reply.
+/// A connection that fails if a write is blocked for `limit` because the client reads nothing. A
+/// client that stops reading would otherwise hold the memory of its reply.
 pub(super) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,

@@ -196,8 +196,8 @@ fn a_trace_is_replayed_at_its_own_or_another_rate() {
     let slower = run(&["--trace", trace, "--rate", "2"]);
     assert_eq!((&slower["name"], &slower["rate"]), (&"day at 2/s".into(), &2.0.into()), "{slower}");
     assert!(number(&slower["seconds"]) >= 2.0, "{slower}");
-    // One after the other, each request finds the blocks of the previous ones, and its times are
-    // measured from when it is sent.
+    // With one request at a time, each request finds the blocks of the previous requests, and its
+    // times are measured from the moment at which the request is sent.
     let in_turn = run(&["--trace", trace, "--rate", "1000", "--max-concurrency", "1"]);
     assert_eq!((&in_turn["answered"], &in_turn["cached_tokens"]), (&4.into(), &192.into()), "{in_turn}");
     assert_eq!(in_turn["counts"]["sequences"]["most"], 1.0, "{in_turn}");

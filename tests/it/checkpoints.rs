@@ -1,5 +1,6 @@
 //! Checkpoints with every kind of damage. Each is refused with a typed error and a hint, takes no
-//! memory, and leaves the runtime working.
+//! memory, and leaves the runtime working. Damage that shows only when a chat is rendered fails
+//! only the chat.
 
 use bursar_budgets::testing::HostControl;
 use std::{fs, os::unix::fs::symlink, path::PathBuf};

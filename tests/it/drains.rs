@@ -11,7 +11,7 @@ use crate::stage::{about, answer, ask, demo, device, eventually, listen, runtime
 /// A drain time that is longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A chat of exactly 200 tokens.
+/// A chat whose reply fills its stream. The chat runs forever if no task reads the reply.
 fn endless(number: u32) -> Chat {
     about(number).max_tokens(200).temperature(20.0).top_k(0).top_p(1.0).seed(u64::from(number))
 }

@@ -1,5 +1,5 @@
-//! Models from a hub: fetched once, resumed after a broken connection, and refused
-//! with a typed error.
+//! Models from a hub: each is fetched once, a broken download is resumed, and a failure is a typed
+//! error.
 
 mod server;
 

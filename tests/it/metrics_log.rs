@@ -116,12 +116,13 @@ impl MetricsLog {
         self.0.lock().expect("no holder panicked").clone()
     }
 
-    /// A gauge's highest value, or a counter's total.
+    /// A gauge's highest value, a counter's total, or a histogram's count.
     pub fn most(&self, name: &str) -> Option<f64> {
         self.all().get(name).map(|value| value.most)
     }
 
-    /// A gauge's current value, or a counter's or histogram's total. 0 if nothing was recorded.
+    /// A gauge's current value, a counter's total, or a histogram's count. 0 if nothing was
+    /// recorded.
     pub fn now(&self, name: &str) -> f64 {
         self.all().get(name).map_or(0.0, |value| value.now)
     }

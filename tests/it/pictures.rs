@@ -159,8 +159,8 @@ fn each_bad_picture_fails_alone_and_at_once() {
         let before = stage.snapshot().await;
         for (name, bytes, says, words) in refused() {
             let beside = stage.model.chat(about(1)).await.expect("the good request is accepted");
-            // The bad picture follows a good picture of the same chat, whose memory
-            // must be released too.
+            // The bad picture follows a good picture of the same chat. The memory of the good
+            // picture must be released too.
             let error = ask(&stage.model, about(2).image(Image::from_bytes(bytes))).await.expect_err(name);
             assert!(says(of_picture(&error)), "{name}: {error:?}");
             for word in words {

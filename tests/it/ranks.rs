@@ -59,7 +59,7 @@ impl Ranks {
     }
 }
 
-/// Options with which the KV cache takes the memory that the devices have left.
+/// Options with which the KV cache takes nine tenths of the memory that the devices have left.
 fn sized() -> LoadOptions {
     LoadOptions { kv_tokens: None, ..small() }
 }

@@ -186,6 +186,8 @@ fn rule_13_every_question_is_answered_once_despite_deaths() {
                 }
                 assert_eq!(answers.values().sum::<usize>(), 3, "{question:?} is answered once each time");
                 // An actor that is alive and undisturbed answers every question without an error.
+                // The questions to lanes end in an error, because `put` simulates the death of a
+                // lane.
                 let refused = answers.contains_key(&false);
                 let of_a_lane =
                     [tree::STRESS, tree::CAPTURE, tree::RECAPTURE].iter().any(|lanes| lanes.what == question.what);

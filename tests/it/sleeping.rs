@@ -257,7 +257,7 @@ fn waiting_requests_time_out_and_a_wake_without_memory_fails() {
         .await;
         eventually("the model wakes up", async || stage.model.wake().await.is_ok()).await;
         assert_eq!(answer(&stage.model, about(1)).await, expected);
-        // Without host memory for its weights, the model stays awake or sleeps at level 2.
+        // Without enough host memory for its weights, the model stays awake or sleeps at level 2.
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(placed(&device())),
             host_bytes: Bytes::mib(1),

@@ -1,5 +1,5 @@
 //! A device that takes long to back and unback memory, as a GPU does when all of its memory is
-//! backed. Only the operations that need the memory wait for it.
+//! backed. Only the operations that need the memory wait for the device.
 
 use bursar_budgets::testing::HostControl;
 use std::{

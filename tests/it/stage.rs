@@ -94,7 +94,7 @@ pub fn ranks() -> usize {
 }
 
 /// The device that tests run models on: `device`, or a group of ranks with `device` as the last
-/// rank if `BURSAR_TEST_RANKS=2` is set. A fault of `device` is then a fault of one rank only.
+/// rank if `BURSAR_TEST_RANKS` is 2 or more. A fault of `device` is then a fault of one rank only.
 pub fn placed(device: &Arc<HostDevice>) -> Arc<dyn Device> {
     shared_out(device, ranks())
 }

@@ -252,8 +252,8 @@ fn reasoning_is_separated_if_the_template_supports_thinking() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let (_folder, model) = with_template(&runtime, THINKING).await;
-        // The format keeps this model from ending at once. The format applies after the reasoning,
-        // which this model never closes.
+        // A chat with a format cannot end at once, because the format must still follow. The format
+        // itself applies only after the reasoning, which this model never closes.
         let one = OutputFormat::Choice(vec!["1".into()]);
         let chat = text("Hm?").temperature(2.0).seed(1).max_tokens(12).format(one).log_probabilities(0);
         let thinking = read_reply(&model, chat.clone(), |_| {}).await.expect("the model answers");

@@ -30,8 +30,8 @@ fn sizes(record: &ProfileRecord) -> ProfileRecord {
     ProfileRecord { costs: MeasuredCosts::default(), ..record.clone() }
 }
 
-/// Options whose worst cases take a while, with the full stress of a GPU. The KV cache gets the
-/// memory that is left.
+/// Options whose worst cases take a while, with the full stress of a GPU. The KV cache gets nine
+/// tenths of the memory that is left.
 fn sized(profiles: &Path) -> LoadOptions {
     let profiles = Some(profiles.to_owned());
     LoadOptions { profiles, kv_tokens: None, full_stress: true, envelope: Some(small_envelope()), ..small() }

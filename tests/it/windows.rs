@@ -24,7 +24,8 @@ const CHATS: usize = 8;
 /// Tokens of the longest sequence.
 const CONTEXT: usize = 512;
 
-/// A random model of two layers. The first `full` layers have full attention, the others a window.
+/// A random model of two layers. The first `full` layers have full attention, and the other layers
+/// have a window.
 struct Windowed {
     name: String,
     model: ModelHandle,

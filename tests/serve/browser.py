@@ -139,7 +139,7 @@ class Browser:
     # Network requests.
 
     def between(self, pattern, paused):
-        """Lets `paused` answer or change each request that matches the pattern. None stops the interception."""
+        """Lets `paused` answer or change each request that matches the pattern. If `paused` is None, stops intercepting."""
         self.paused = paused
         if paused:
             self.ask("Fetch.enable", patterns=[{"urlPattern": pattern}])

@@ -202,7 +202,7 @@ class Output:
 
 
 def sets_beyond_l2(set_bytes):
-    """The number of input sets such that no set is still in the L2 cache when it is used again."""
+    """The number of input sets such that no set is still in the L2 cache when it is used again, at most 256."""
     return min(max(divide_up(5 * L2_BYTES, set_bytes), 1), 256)
 
 

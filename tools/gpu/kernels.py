@@ -6,7 +6,8 @@
 Needs a Hopper GPU and torch. It runs the committed machine code of `kernels/cuda/compiled/`. Each kernel is launched as the
 Launch comment at the end of its source says, with sizes that no tile size divides and with the sizes of the timings, into
 outputs whose every byte is poisoned. A time is the median of fifteen replays of a graph over sets of inputs that together
-are five times as large as the L2 cache. Rates count the bytes that must be read and written once, or the operations.
+are five times as large as the L2 cache (at most 256 sets). Rates count the bytes that must be read and written once, or
+the operations.
 --check skips the timings, for example under compute-sanitizer (PYTORCH_NO_CUDA_MEMORY_CACHING=1 gives each tensor separate bounds).
 """
 

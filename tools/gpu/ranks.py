@@ -5,7 +5,7 @@
 
 One process launches on every GPU and maps each GPU's memory on the other GPUs. If there are more ranks than GPUs, ranks
 share GPUs, each with a separate stream. This setup checks everything except the links. Sums must equal torch's f32 sums
-in rank order bit by bit. A time is the mean of many exchanges in a graph on each GPU.
+in rank order bit by bit. A time is the mean of many exchanges in a graph on each GPU, and the median of ten replays.
 """
 
 import argparse

@@ -6,7 +6,8 @@
 
 FOLDER gets 16.6, 17.5, 62 or 18.8 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
 with a placeholder per picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
-sdpa. `model/tests/released_shape.rs` reads all of it. --tiny writes the same with few layers, to try the script on a CPU.
+sdpa. `model/tests/released_shape.rs` reads all of it. --tiny writes the same for few and narrow layers, to try the
+script on a CPU.
 --weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
 script also prints the rate of the bus, which is the upper limit for loading. --layers keeps this many decoder layers.
 --rounded also writes FOLDER-block, FOLDER-channel and FOLDER-tensor: the decoder's projections in the released FP8

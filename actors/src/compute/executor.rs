@@ -53,9 +53,10 @@ const PICTURES_PATIENCE: Duration = Duration::from_secs(600);
 /// The loaded kernels of a GPU.
 ///
 /// Unloading takes a moment, and waits for any thread that allocates or measures memory of the
-/// device. If the last clone is dropped on a tokio thread, the other tasks of that thread move to
-/// other threads. The drop returns only when unloading is complete: if the program exited earlier,
-/// it would unload the driver while the driver still unloads the kernels.
+/// device. If the last clone is dropped on a thread of a multi-threaded tokio runtime, the other
+/// tasks of that thread move to other threads. The drop returns only when unloading is complete: if
+/// the program exited earlier, it would unload the driver while the driver still unloads the
+/// kernels.
 #[derive(Clone)]
 pub struct Loaded(Option<Arc<CudaKernels>>);
 

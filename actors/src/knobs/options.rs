@@ -61,8 +61,8 @@ pub struct LoadOptions {
     /// The size of the KV cache in bytes, instead of `kv_tokens`. The size is rounded down to whole
     /// pages for each layer.
     pub kv_bytes: Option<Bytes>,
-    /// Host memory per device to which evicted KV blocks are copied, and from which they are
-    /// copied back. Default: none.
+    /// Host memory per device for evicted KV blocks, state snapshots and picture embeddings, which
+    /// are copied back when they are needed again. Default: none.
     pub swap_space: Bytes,
     /// The type of weights and activations. A type that the device does not compute in is refused.
     pub dtype: Precision,
@@ -114,8 +114,8 @@ pub struct LoadOptions {
     pub profiles: Option<PathBuf>,
     /// Measures again even if a recorded profile applies, and replaces that record.
     pub measures_anew: bool,
-    /// Runs worst cases through all layers, both before sizing and at the final size. By default, a
-    /// GPU runs some layers before sizing and all layers at the final size. By default, a host
+    /// Runs worst cases through all layers, both before sizing and at the final size. Without this
+    /// option, a GPU runs some layers before sizing and all layers at the final size, and a host
     /// device runs the worst cases only at the final size, through as many layers as prove the
     /// planned peaks to the byte, which saves minutes.
     pub full_stress: bool,
@@ -235,8 +235,9 @@ impl LoadOptions {
         LoadOptions { envelope: Some(Envelope::small()), requests: Some(16), ..LoadOptions::default() }
     }
 
-    /// Returns `checkpoint` with the storage types of keys, values and states, and with the context
-    /// limit, that these options select for `target`. Every plan of the model needs these settings.
+    /// Returns `checkpoint` with the storage types of keys, values and states, the context limit
+    /// and the draft head that these options select for `target`. Every plan of the model needs
+    /// these settings.
     ///
     /// # Errors
     /// [`KvCacheTypeError::Other`] if `kv_cache_dtype` is neither FP8 nor the type of activations.

@@ -16,8 +16,8 @@ impl Knobs {
     /// Reads settings by any known name. Values are as in JSON, or text as typed by a user.
     ///
     /// # Errors
-    /// An unknown name, a value that the knob does not accept, or two names of one
-    /// knob with different values.
+    /// An unknown name, a value that the knob does not accept, two names of one knob with different
+    /// values, or the errors of [`check`](Self::check).
     pub fn from_settings<N: Into<String>>(settings: impl IntoIterator<Item = (N, Value)>) -> Result<Self, KnobError> {
         Ok(Knobs::named_from(settings)?.0)
     }
@@ -73,7 +73,8 @@ impl Knobs {
     /// Checks that the settings do not contradict each other.
     ///
     /// # Errors
-    /// [`KnobError::Contradiction`].
+    /// [`KnobError::Contradiction`]. [`KnobError::Value`] for sizes of n-grams that contradict
+    /// `draft_method` or each other.
     pub fn check(&self) -> Result<(), KnobError> {
         let pairs = [
             (
@@ -125,14 +126,15 @@ impl Knobs {
         Some(NgramSizes { min, max: max.unwrap_or(min) })
     }
 
-    /// Returns the host memory per device to which KV blocks may be copied, if set.
+    /// Returns `swap_space` in bytes, if set.
     pub fn swap_bytes(&self) -> Option<Bytes> {
         self.swap_space.map(|gibibytes| Bytes((gibibytes * Bytes::gib(1).0 as f64) as u64))
     }
 
-    /// Returns the options to load a model with. Knobs that are not set stay as in `base`. Three
-    /// knobs are not used here, because they belong to the runtime: `canary`, `sleep_for_room` and
-    /// `host_bytes` ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
+    /// Returns the options to load a model with. Knobs that are not set stay as in `base`. Four
+    /// knobs are not used here: `canary`, `sleep_for_room` and `host_bytes` belong to the runtime
+    /// ([`RuntimeConfig`](crate::runtime::RuntimeConfig)), and `disable_log_requests` belongs to
+    /// the server.
     ///
     /// # Errors
     /// The errors of [`check`](Self::check).

@@ -256,7 +256,8 @@ impl Set for bool {
 
 macro_rules! knobs {
     ($($(#[doc = $meaning:literal])+ $name:ident: $type:ty, $kind:expr, [$($peer:ident $alias:ident),*];)*) => {
-        /// Knobs that a user has set. Knobs that are not set depend on the device.
+        /// Knobs that a user has set. Knobs that are not set take their defaults, some of which
+        /// depend on the device.
         ///
         /// The JSON form is an object. Reading accepts Bursar's names and the names of other
         /// servers (see [`TABLE`]), and writing uses Bursar's names. Two names of one knob may both

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FinishReason {
-    /// The model ended the reply, or the reply contained a stop string.
+    /// An end token, a stop token or a stop string ended the reply.
     Stop,
     /// The reply reached its maximum number of tokens.
     Length,

@@ -17,7 +17,7 @@ pub enum Phase {
     Capture,
     /// The remaining memory is measured, and the KV cache is backed up to its target size.
     Back,
-    /// The worst cases run again at the final size, with both lanes at once.
+    /// The worst cases run at the final size, with both lanes at once.
     Validate,
     Serve,
 }

@@ -32,7 +32,8 @@ struct State {
     inside: usize,
     /// Callers that wait to be admitted.
     waiting: usize,
-    /// The time at which the last active request ended or the last caller stopped waiting.
+    /// The latest time at which the last active request ended, the last caller stopped waiting, or
+    /// the state of an idle model changed.
     idle_since: Instant,
     /// How many wakes have failed.
     failures: u64,

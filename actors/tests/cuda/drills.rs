@@ -167,7 +167,7 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
 const NONE: Range<usize> = 0..1;
 
 /// Checks that the likeliest tokens come first, and that their probabilities add up to less than 1.
-/// The chosen token must be one of these tokens, or less likely than all of them.
+/// The chosen token must be one of these tokens, or no more likely than any of them.
 fn is_of_a_distribution(score: &TokenScore) {
     let TokenScore { token, top } = score;
     let (own, least) = (token.log_probability, top.last().map_or(0.0, |last| last.log_probability));

@@ -34,7 +34,7 @@ fn another_process_takes_the_requested_bytes() {
     other_process::live();
 }
 
-/// The envelope of a GPU, with the picture limits of `small`.
+/// Steps as large as those of a GPU's envelope, with the picture limits of `small`.
 fn large() -> Envelope {
     Envelope { step_tokens: 8192, sequences: 256, context_tokens: 512, ..Envelope::small() }
 }

@@ -1,7 +1,7 @@
-//! Models on several GPUs. With a single GPU, all ranks share it, which tests everything but the
-//! links. The stories cover replies (of a mixture of experts, through NCCL, and about several
-//! pictures), lanes that die or whose launches are refused, another process on one GPU, and the
-//! return of every byte. Without a GPU, each story prints a note and passes.
+//! Models on several GPUs. With fewer GPUs than ranks, all ranks share the first GPU, which tests
+//! everything but the links and NCCL. The stories cover replies (of a mixture of experts, through
+//! NCCL, and about several pictures), lanes that die or whose launches are refused, another process
+//! on one GPU, and the return of every byte. Without a GPU, each story prints a note and passes.
 
 use std::{
     sync::{

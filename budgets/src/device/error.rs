@@ -30,7 +30,8 @@ pub enum DeviceError {
         /// The message of the operating system or the driver.
         reason: String,
     },
-    /// The host cannot provide page-locked memory of this size.
+    /// The host cannot provide memory of this size for copies. For a GPU, the memory is
+    /// page-locked.
     #[error("the host refused to page-lock {}: {message}", asked.exact())]
     HostRefused { asked: Bytes, message: String },
     /// A call to one GPU of a [group](crate::DeviceGroup) failed.

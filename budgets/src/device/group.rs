@@ -65,7 +65,7 @@ impl DeviceGroup {
         self.ranks.iter().enumerate()
     }
 
-    /// Adds the name of this rank's GPU to an error.
+    /// Adds the label of this rank's GPU to an error.
     fn named<T>(&self, rank: usize, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
         outcome.map_err(|error| error.on_rank(self, rank))
     }

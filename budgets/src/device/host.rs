@@ -26,7 +26,7 @@ pub struct HostConfig {
     /// The name shown to users, also in metrics.
     pub name: String,
     pub capacity: Bytes,
-    /// The page size: 2 MiB as on CUDA, unless a test needs many small pages.
+    /// The page size: 2 MiB as on CUDA, unless a demo or test needs many small pages.
     pub page: Bytes,
     /// Simulated memory of a context, which is counted but not allocated.
     pub overhead: Bytes,
@@ -95,7 +95,7 @@ struct State {
 #[derive(Debug)]
 struct Reservation {
     bytes: Bytes,
-    /// Whether each page is backed. The list ends at the last page ever backed, because
+    /// Whether each page is backed. The list ends at the last page that a call has named, because
     /// reservations are much larger than their backed prefix.
     backed: Vec<bool>,
 }
@@ -104,9 +104,9 @@ impl HostDevice {
     /// A device whose memory is all free, except for the configured overhead.
     ///
     /// # Errors
-    /// [`DeviceError::BadPage`] if the page size is not a power of two, or is smaller
-    /// than the system's page size. [`DeviceError::Capacity`] if the machine has less
-    /// memory than the capacity.
+    /// [`DeviceError::BadPage`] if the page size is not a power of two, or is smaller than the
+    /// system's page size. [`DeviceError::Capacity`] if the capacity is less than one page or more
+    /// than the memory of the machine.
     pub fn new(config: HostConfig) -> Result<HostDevice, DeviceError> {
         let system = pages::system_page();
         if !config.page.0.is_power_of_two() || config.page < system {

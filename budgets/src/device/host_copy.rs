@@ -23,7 +23,8 @@ impl HostCopy {
         self.0.downcast_ref().ok_or_else(|| HostCopy::by_another_device(address))
     }
 
-    /// The error if a copy that another kind of device made is copied to `address`.
+    /// The error if a copy is copied to `address` of a device that cannot read it: a device of
+    /// another kind, or a group with another number of ranks.
     pub(super) fn by_another_device(address: Address) -> DeviceError {
         let reason = "the copy was made by another device";
         DeviceError::BadRange { address, bytes: Bytes::ZERO, verb: "copied", reason }

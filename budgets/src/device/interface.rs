@@ -23,8 +23,9 @@ pub struct DeviceMemory {
 ///
 /// The calls correspond to the driver's virtual memory interface: `reserve` is
 /// `cuMemAddressReserve`, `back` is `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, and
-/// `unback` is `cuMemUnmap` + `cuMemRelease`. Sizes and addresses are whole pages. A call
-/// that fails changes nothing.
+/// `unback` is `cuMemUnmap` + `cuMemRelease`. Ranges are whole pages, and `reserve` rounds its size
+/// up. A `reserve` or `back` that fails changes nothing. An `unback` or `release_reservation` that
+/// fails may already have returned part of the memory.
 pub trait Device: Send + Sync + 'static {
     /// The name that users see.
     fn name(&self) -> &str;
@@ -148,7 +149,7 @@ pub trait Device: Send + Sync + 'static {
 
     /// Allocates host memory for copies to and from this device. For a GPU, the memory is
     /// page-locked. For a [group](crate::DeviceGroup), call this on each of the group's devices.
-    /// The call may take a few milliseconds per 100 MiB.
+    /// The call may take 70 ms per 100 MiB.
     ///
     /// # Errors
     /// [`DeviceError::HostRefused`] if the host lacks the memory, or [`DeviceError::Lost`].

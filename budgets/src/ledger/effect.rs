@@ -47,8 +47,8 @@ pub enum Effect {
         /// The largest size that the lease may keep.
         to: Bytes,
     },
-    /// Part of the canary was given up. This is an alarm, unless the configured size of
-    /// the canary was lowered.
+    /// The whole canary was given up, which is an alarm, or the canary shrank because its
+    /// configured size was lowered.
     CanaryGiven { bytes: Bytes },
     /// The canary is whole again.
     CanaryTaken {

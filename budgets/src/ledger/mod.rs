@@ -122,9 +122,10 @@ impl Ledger {
         }
     }
 
-    /// Rebuilds the ledger of a restarted budget actor from the live leases. All gates are
-    /// open, so the caller must freeze them again. If more is held than fits, the next
-    /// step reports a `Deficit`.
+    /// Rebuilds the ledger of a restarted budget actor from the live leases. All gates are open, so
+    /// the caller must freeze them again. The leases and `config.overhead` must fit `config.total`,
+    /// or the next step panics. A step that then adds too much foreign memory or overhead reports a
+    /// `Deficit`.
     pub fn rebuild(config: LedgerConfig, live: impl IntoIterator<Item = Holding>) -> Ledger {
         let mut ledger = Ledger::new(config);
         for holding in live {

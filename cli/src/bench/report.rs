@@ -44,8 +44,9 @@ pub struct Figure {
     /// Seconds of each run. If the value is a difference of two measurements, the runs of both are
     /// listed.
     pub runs: Vec<f64>,
-    /// Time by which the slowest run exceeded the fastest, as a share of the time that the
-    /// value is computed from.
+    /// Time by which the slowest run exceeded the fastest, as a share of the time that the value is
+    /// computed from. If the value is a difference of two measurements, only the runs of the longer
+    /// measurement count.
     pub spread: Option<f64>,
     /// Operations and bytes of the figure's passes, as planned.
     pub work: Option<PlannedWork>,

@@ -187,8 +187,8 @@ mod tests {
         let tokens = 64 * 512;
         let prefill = rates.floor_seconds(&planner.prefill(64, 512).expect("the work is planned"));
         assert_near("tokens a second", tokens as f64 / prefill, 780e12 / (2.0 * weights + attention), 0.005);
-        // 675e6 weights of the tower for each patch, a quarter of the merger's weights, and four
-        // layers with full attention.
+        // The tower and the merger have 675e6 weights. A patch uses all weights of the tower and a
+        // quarter of the merger's. Four layers have full attention.
         let grid = Grid { t: 1, h: 74, w: 74 };
         let encode = rates.floor_seconds(&planner.encode(1, grid).expect("the work is planned"));
         let (tower, merger) = (32.0 * (4.0 * 1280.0 + 3.0 * 3420.0) * 1280.0, 5120.0 * (5120.0 + 3584.0) / 4.0);

@@ -66,7 +66,7 @@ pub struct Workload {
     pub step_tokens: usize,
 }
 
-/// The workload that vLLM was measured with on the same GPU: see `benches/README.md`.
+/// The workload with which Bursar and vLLM were compared on the same GPU: see `benches/README.md`.
 pub const FULL: Workload = Workload {
     context: 512,
     steps: 128,

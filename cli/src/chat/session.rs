@@ -50,8 +50,8 @@ impl<'s> Session<'s> {
         Session { model, options, limits, blank, turns: Vec::new(), shown }
     }
 
-    /// Reads lines from standard input until the end of the input, `/quit`, or
-    /// Ctrl-C outside a reply.
+    /// Reads lines from standard input until the end of the input, `/quit`, or Ctrl-C outside a
+    /// reply. Also ends when standard output is closed.
     pub async fn run(mut self, interrupts: &mut Interrupts) -> Result<Outcome, Failure> {
         let is_terminal = std::io::stdin().is_terminal() && !self.options.json;
         if is_terminal {
@@ -134,7 +134,8 @@ impl<'s> Session<'s> {
         Ok(Next::Line)
     }
 
-    /// Opens the files one by one and reports each. A bad file does not affect the files before it.
+    /// Opens the files one by one and reports each. At the first bad file, keeps the files before
+    /// it and skips the files after it.
     fn each(
         &mut self,
         paths: &[impl AsRef<Path>],
@@ -181,7 +182,8 @@ impl<'s> Session<'s> {
     }
 
     /// Drops the pictures and videos that would make the next question fail too: the item at fault,
-    /// or all items if the error names none. If the failure is temporary, all items are kept.
+    /// or all items if the error names none. Keeps all items if the failure is temporary, or if
+    /// removing turns may resolve it.
     fn forget_what_fails(&mut self, error: &ChatError) {
         let shown = &mut self.shown;
         let of_turns = |count: fn(&Shown) -> usize| self.turns.iter().map(|turn| count(&turn.shown)).sum::<usize>();

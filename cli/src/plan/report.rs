@@ -114,7 +114,7 @@ struct PictureReport {
     tiles: Option<u64>,
     /// Pixels of the model's own largest picture, if `pixels` is lower and no knob limits pictures.
     model_pixels: Option<u64>,
-    /// Whether the picture and one word fit in the context.
+    /// Whether the picture and two more tokens fit in the context.
     fits_context: bool,
 }
 

@@ -7,9 +7,9 @@ pub enum Key {
     Quit,
     /// Closes the help or the full view, or else quits.
     Back,
-    /// Chooses the next model.
+    /// Chooses the next model. In the full view, scrolls down one line.
     Next,
-    /// Chooses the previous model.
+    /// Chooses the previous model. In the full view, scrolls up one line.
     Previous,
     First,
     Last,

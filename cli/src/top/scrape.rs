@@ -43,7 +43,7 @@ pub enum Events {
 /// The reason why there is nothing to show.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScrapeError {
-    /// There is no connection, or the connection broke.
+    /// There is no connection, the connection broke, or the answer is not HTTP.
     #[error("no answer from {address}: {why}")]
     Unreachable {
         address: String,

@@ -243,8 +243,8 @@ impl Session {
         self.view.as_ref()
     }
 
-    /// Returns the index of the model whose panel is shown. Until the user chooses a model, this is
-    /// the first model.
+    /// Returns the index of the model whose panel is shown. This is the first model until the user
+    /// chooses a model, and when the chosen model is gone.
     pub fn chosen(&self) -> Option<usize> {
         self.chosen_of(self.view.as_ref()?)
     }
@@ -275,8 +275,8 @@ fn since(seen: &TimedScrape, now: Duration) -> Option<Since<'_>> {
     (seconds > 0.0).then_some(Since { before: &seen.scrape.samples, seconds })
 }
 
-/// Returns `true` if `now` is from another process or from a restarted process. In both cases,
-/// counters or event numbers fell.
+/// Returns `true` if counters or event numbers fell. `now` is then from another process or from a
+/// restarted process.
 fn is_another(now: &Scrape, before: &Scrape) -> bool {
     use super::scrape::Events::Listed;
     let numbers_fell = match (&now.events, &before.events) {

@@ -14,8 +14,8 @@ import yaml
 
 
 def strict(schema):
-    """Converts a structural schema to JSON Schema. Fields that the schema does not name are refused, and quantities may be
-    numbers."""
+    """Converts a structural schema to JSON Schema. Fields that the schema does not name are refused, unless it preserves
+    unknown fields. An int-or-string field takes either type."""
     if isinstance(schema, list):
         return [strict(part) for part in schema]
     if not isinstance(schema, dict):

@@ -100,7 +100,8 @@ fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// Sets stop tokens and limits. The frontend handles stop strings, because it has the text.
+/// Sets stop tokens and limits. With `ignore_eos`, stop tokens are ignored too. The frontend
+/// handles stop strings, because it has the text.
 fn stops(asked: &StopConditions, mut chat: Chat) -> (Chat, Vec<u32>) {
     chat = chat.max_tokens(asked.max_tokens.map(|most| most as usize));
     chat = chat.min_tokens(asked.min_tokens.map(|least| least as usize));

@@ -44,7 +44,7 @@ pub(crate) fn of_picture(error: &PictureReadError) -> DynamoError {
     error_of(kind, format!("a picture could not be read; {}", error.hint()))
 }
 
-/// The model did not start, or a control request failed.
+/// The worker's runtime or model did not start.
 pub(crate) fn of_engine(error: impl std::fmt::Display) -> DynamoError {
     DynamoError::builder()
         .error_type(ErrorType::Backend(BackendError::EngineShutdown))

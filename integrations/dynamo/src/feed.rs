@@ -98,7 +98,8 @@ pub(crate) async fn load(model: ModelHandle, registered: u64, hits: Arc<HitCount
 
 /// The router subtracts the used blocks from the number registered at the start. Blocks that the
 /// model has released since then, for another process or for sleep, are therefore reported as used,
-/// so that the difference is exact.
+/// so that the difference is the number of free blocks. If the pool has grown, the difference is at
+/// most the registered number.
 fn snapshot(usage: KvUse, registered: u64, hit_rate: Option<f32>) -> ComponentSnapshot {
     let (total, held) = (usage.blocks as u64, usage.held as u64);
     ComponentSnapshot {

@@ -1,5 +1,5 @@
-//! Replies in the form that Dynamo's frontend reads: one chunk per token, then exactly
-//! one final chunk.
+//! Replies in the form that Dynamo's frontend reads: one chunk per token, then exactly one final
+//! chunk or one error.
 
 use std::sync::Arc;
 

@@ -117,7 +117,7 @@ struct Job {
     int32_t visible;  // keys up to the last key that row 0 of the sequence attends to
     int32_t first_step;
     int32_t last_step;
-    uint32_t ends_with_stale_keys;  // 1 if the last step ends with keys that must not be read
+    uint32_t ends_with_stale_keys;  // 1 if the last step ends with keys that must not be used
 };
 
 __device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
@@ -154,8 +154,8 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
 }
 
 // The jobs of this thread block, in the order in which it processes them. Every second round deals
-// out jobs to the blocks in reverse order: the block that has the longest tile of one round has the
-// shortest tile of the next round. Must be used by whole warps.
+// out jobs to the blocks in reverse order: within a sequence, the block that has the longest tile
+// of one round has the shortest tile of the next round. Must be used by whole warps.
 template <typename S>
 struct Jobs {
     const Arguments& arguments;
@@ -183,7 +183,8 @@ struct Jobs {
             uint32_t wanted;
             uint32_t part = 0;
             if (S::PAGED) {
-                // Heads vary fastest, so that tiles are processed in order of decreasing work.
+                // Heads vary fastest, so that the tiles of a sequence are processed in order of
+                // decreasing work.
                 const uint32_t splits = S::SPLIT ? arguments.splits : 1u;
                 part = job.slot % splits;
                 job.head = job.slot / splits % arguments.kv_heads;

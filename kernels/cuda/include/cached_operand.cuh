@@ -1,6 +1,6 @@
 // Keys and values as operands of the tensor cores: as stored in the cache, or widened from E4M3 to
 // f16, which represents every E4M3 number exactly. f16 also keeps all mantissa bits of a bf16 query
-// up to 65504, far above the magnitude of real queries.
+// with a magnitude from 2^-17 to 65504, the latter far above the magnitude of real queries.
 #pragma once
 
 #include <type_traits>

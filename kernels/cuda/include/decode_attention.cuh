@@ -1,5 +1,6 @@
-// Decode attention: one new token (or a few) per sequence, over the paged KV cache (PagedAttention,
-// Kwon et al. 2023, arXiv 2309.06180). The keys of long contexts are split over the whole GPU
+// Decode attention: one new token per sequence, over the paged KV cache (PagedAttention, Kwon et
+// al. 2023, arXiv 2309.06180). With speculative decoding, the host passes each row of a sequence as
+// a separate sequence of one row. The keys of long contexts are split over the whole GPU
 // (Flash-Decoding, Dao et al. 2023), in equal shares for all thread blocks (Stream-K, Osama et al.
 // 2023, arXiv 2301.03598), so that contexts of 1 and of 100,000 tokens may be in one batch.
 //
@@ -21,16 +22,16 @@
 // out             [rows, heads * head_dim], contiguous
 //
 // out = softmax(queries . keys * scale) . values for each head. Sums are f32; weights are rounded
-// to the element type before they are multiplied by the values. A sequence may have any number of
-// rows n (a few with speculative decoding): its row r attends to the last `window` of the first
-// context - n + r + 1 tokens, and every 8 query vectors read the keys again. The output of a row
-// that attends to no tokens (for example, with a context of 0) is zeros. A sequence whose two
-// query_starts are equal, or are at or past `rows`, has no rows, so nothing is written for it. Rows
-// that belong to no sequence are not written. A context longer than its table is truncated, and a
-// block id at or past `blocks` is read as the last block, so nothing outside the cache is read. A
-// block may contain any bits past the context. A NaN in a query makes NaNs in the output of that
-// head; a NaN in a key or value makes NaNs in outputs of the same sequence. No other output is
-// affected.
+// to the type of the operands (f16 with a cache in E4M3, otherwise the element type) before they
+// are multiplied by the values. The kernel supports any number of rows n per sequence, although the
+// host passes one: row r attends to the last `window` of the first context - n + r + 1 tokens, and
+// every 8 query vectors read the keys again. The output of a row that attends to no tokens (for
+// example, with a context of 0) is zeros. A sequence whose two query_starts are equal, or are at or
+// past `rows`, has no rows, so nothing is written for it. Rows that belong to no sequence are not
+// written. A context longer than its table is truncated, and a block id at or past `blocks` is read
+// as the last block, so nothing outside the cache is read. A block may contain any bits past the
+// context. A NaN in a query makes NaNs in the output of that head; a NaN in a key or value makes
+// NaNs in outputs of the same sequence. No other output is affected.
 //
 // queries, their pitch and cache are aligned to 16 bytes, out to 4 bytes. head_dim is 32, 64, 80,
 // 128 or 256.

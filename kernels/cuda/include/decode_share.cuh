@@ -111,10 +111,11 @@ __device__ __forceinline__ uint32_t pieces_of(uint32_t blocks, uint32_t piece) {
     return blocks <= UNCUT ? 1 : min((blocks + piece - 1) / piece, best);
 }
 
-// Finds this thread block's share in the simple case: each sequence has one row, there are no more
-// runs than thread blocks, and the longest run is at most a quarter longer than the mean. All runs
-// are cut into the same number of pieces, one piece per thread block. A decoding step waits for
-// this code before it reads the first key, so the code is short, and each warp does all of it.
+// Finds this thread block's share in the simple case: there are at most 256 sequences of one row
+// each and no more runs than thread blocks, and either the pieces have at most `piece` key blocks
+// or the longest run is at most a quarter longer than the mean. All runs are cut into the same
+// number of pieces, one piece per thread block. A decoding step waits for this code before it reads
+// the first key, so the code is short, and each warp does all of it.
 //
 // Returns false if the case is not simple. Otherwise, `share` is set; it is empty if there is no
 // work left for this thread block.

@@ -12,8 +12,8 @@ struct E4m3 {
     uint8_t bits;
 };
 
-// E4M3_MAX is the largest E4M3 number. GROUP columns of a row of activations, and of a block of a
-// weight, have a common scale.
+// E4M3_MAX is the largest E4M3 number. With scales by groups and blocks, GROUP columns of a row of
+// activations, and of a block of a weight, have a common scale.
 constexpr float E4M3_MAX = 448.0f;
 using contract::fp8::GROUP;
 

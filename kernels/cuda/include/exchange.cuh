@@ -90,8 +90,8 @@ __device__ __forceinline__ void record_timeout(const Exchange& all, uint32_t mis
     }
 }
 
-// Barrier between this block and the same block of all other ranks. Returns false if a rank did not
-// arrive in time, at this barrier or an earlier one.
+// Barrier between this block and the same block of all other ranks. Returns false if a rank does
+// not arrive in time. Once `failed` names a rank, the barrier fails at once if any rank is missing.
 __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint32_t epoch) {
     // The writes of all threads happen before the releases of the first threads.
     __threadfence_system();

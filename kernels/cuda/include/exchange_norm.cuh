@@ -4,8 +4,8 @@
 #include "exchange.cuh"
 #include "rounding.cuh"
 
-// Replaces each of a thread's COUNT values by the largest value with the same index in the block.
-// One barrier is enough for all COUNT values, as in block_sums.
+// Replaces each of a thread's COUNT values, which must not be negative, by the largest value with
+// the same index in the block. One barrier is enough for all COUNT values, as in block_sums.
 template <uint32_t COUNT>
 __device__ __forceinline__ void block_largests(float (&values)[COUNT], float (&partial)[COUNT][WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;

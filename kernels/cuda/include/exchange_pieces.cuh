@@ -23,7 +23,8 @@ __device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, ui
 }
 
 // Waits until the same block of each other rank has announced `pieces` pieces. Returns false if a
-// rank did not do so in time, in this wait or in an earlier one.
+// rank does not announce them in time. Once `failed` names a rank, the wait fails at once if any
+// announcement is missing.
 __device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     bool came = true;
     if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {

@@ -30,8 +30,8 @@ __device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epo
                  : "memory");
 }
 
-// Waits for a unit that rank `from` pushes to this rank. Returns false if the unit did not arrive
-// in time, or if an earlier wait has failed.
+// Waits for a unit that rank `from` pushes to this rank. Returns false if the unit does not arrive
+// in time. If an earlier wait has failed, a missing unit is awaited only until the next check.
 __device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
     const Pushed* own = pushed(all, all.rank, from, epoch, at);
     // The clock and the failure flag are checked only every POLLS_PER_CHECK polls, because either

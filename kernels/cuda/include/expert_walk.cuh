@@ -9,11 +9,12 @@
 // find the rows in the L2 cache.
 //
 // To make this possible, every block processes experts with several tiles first, in rounds. An
-// expert's weight tiles are divided into equal parts, each small enough for a block's share of the
-// items. In each round, a block takes one tile of places and one part of the weight tiles. Adjacent
-// blocks use the same part. The items that do not fit into rounds are appended to the line. A block
-// takes the rest of its share from the line. All blocks thus have the same number of items, give or
-// take one. With even routing, nearly all items are on the line.
+// expert's weight tiles are divided into parts of equal size (only the last part may be smaller),
+// each small enough for a block's share of the items. In each round, a block takes one tile of
+// places and one part of the weight tiles. Adjacent blocks use the same part. The items that do not
+// fit into rounds are appended to the line. A block takes the rest of its share from the line. All
+// blocks thus have the same number of items, give or take one. With even routing, nearly all items
+// are on the line.
 #pragma once
 
 #include "contract.cuh"

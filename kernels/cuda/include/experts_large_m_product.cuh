@@ -11,15 +11,15 @@
 // Operands are as in experts.cu, with three differences. The weight is passed as a tensor map. The
 // rows of x and out start at multiples of 16 bytes. `in` and `features` are multiples of 8. Sums
 // are f32 in the order of columns, rounded once at the end, so the bits of a row do not depend on
-// other rows. A NaN affects only its row and column.
+// other rows. A NaN in x affects only its row, and a NaN in the weight only its feature.
 //
 // A cluster of two blocks has a tile of 2 * 128 places of one expert, 128 per block, and 256 rows
 // of its weight. Each block loads half of these rows for both blocks. If an expert's last tile has
 // at most 128 places, both blocks take all of these places, and each takes half of the weight's
 // rows, so that the remainder costs half a tile. A warpgroup whose 64 places are past the end
-// multiplies nothing. The rows of x are not contiguous, so TMA cannot load them as boxes: 128
-// threads each copy pieces of 16 bytes (cp.async), and announce that a stage is full two stages
-// later, after their copies have completed.
+// multiplies nothing. In the gated kernel, the rows of x are not contiguous, so TMA cannot load
+// them as boxes. In both kernels, 128 threads therefore copy x in pieces of 16 bytes (cp.async),
+// and announce that a stage is full two stages later, after their copies have completed.
 
 #pragma once
 
@@ -72,8 +72,9 @@ struct Arguments {
     }
 };
 
-// The items of a cluster: all tiles of the weight for one tile of places, then all tiles of the
-// weight for the next tile of places.
+// The items of a cluster. All clusters share one list of items: all tiles of the weight for one
+// tile of places, then all tiles of the weight for the next tile of places. With n clusters, a
+// cluster takes every n-th item.
 template <bool GATED>
 struct Items {
     static constexpr uint32_t COLUMNS = GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS;
@@ -238,10 +239,10 @@ __device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const A
     }
 }
 
-// The E4M3 scales for one thread's sums: the scales of its two rows of x, and of each 64 rows of
-// the weight. There are WIDTH rows of the weight or, if gated, WIDTH rows each of gate and up. LOW
-// means that scale blocks or experts do not have a multiple of 64 rows, so a scale block may begin
-// or end within 64 rows.
+// The E4M3 scales for one thread's sums: the scales of its two rows of x and, with scales by
+// blocks, of each 64 rows of the weight. There are WIDTH rows of the weight or, if gated, WIDTH
+// rows each of gate and up. LOW means that scale blocks or experts do not have a multiple of 64
+// rows, so a scale block may begin or end within 64 rows.
 template <bool GATED, uint32_t WIDTH, bool LOW, typename Format>
 struct ExpertScales {
     static constexpr uint32_t QUARTERS = WIDTH * (GATED ? 2 : 1) / 64;
@@ -318,7 +319,8 @@ struct ExpertScales {
         }
     }
 
-    // Applies a scale for each row of the weight and of x, after all sums are complete.
+    // Applies the scales of the rows of the weight and of x, or the fixed scale of x, after all
+    // sums are complete.
     template <uint32_t TILES>
     __device__ __forceinline__ void scale_rows(float (&sums)[TILES][4]) const {
         float own[2];

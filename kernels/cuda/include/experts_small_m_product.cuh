@@ -1,5 +1,5 @@
-// GEMMs of few rows with the weights of their experts on Hopper: a decode step, which is bound by
-// reading the weights of the chosen experts once.
+// GEMMs of few rows with the weights of their experts on Hopper, for decode steps. Their time is
+// bound by reading the weights of the chosen experts once.
 //
 // gated_experts_small_m_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
 //                                      (SwiGLU, arXiv 2002.05202)
@@ -202,7 +202,8 @@ struct ExpertScales {
         }
     }
 
-    // Applies a scale for each row of the weight and of x, after all sums are complete.
+    // Applies the scales of the rows of the weight and of x, or the fixed scale of x, after all
+    // sums are complete.
     __device__ __forceinline__ void scale_rows(float (&c)[PLACES / 8][4]) const {
 #pragma unroll
         for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {

@@ -40,10 +40,10 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
         : "memory");
 }
 
-// A warp arrives at the barrier at this address in each of the cluster's first BLOCKS blocks.
-// Each warp of a warpgroup must arrive by itself: wgmma does not synchronize the four warps,
-// and while one warp waits for its own memory accesses (scales, for example), another warp may be a
-// stage ahead.
+// A warp arrives at the barrier at this address in each of the cluster's first BLOCKS blocks. Each
+// warp of a warpgroup must arrive by itself if warps access memory between products, for example to
+// read scales: wgmma does not synchronize the four warps, and while one warp waits for its
+// accesses, another warp may be a stage ahead.
 template <uint32_t BLOCKS>
 __device__ __forceinline__ void release_to_all(uint32_t barrier) {
     __syncwarp();

@@ -135,9 +135,9 @@ struct Consumer {
         lead(step, steps);
     }
 
-    // Starts the products of the stage at address `stage`: this consumer's 64 rows of x with 8 *
-    // TILES rows of the weight, which begin at byte `from` of the stage's weight. With `adds`, the
-    // products are added to `sums`.
+    // Starts the products of the stage at address `stage`: this consumer's 64 rows of x with
+    // 8 * TILES rows of the weight, which begin at byte `from` of the stage's weight. With `adds`,
+    // the products are added to `sums`.
     template <typename Operand, uint32_t TILES>
     __device__ __forceinline__ void start(float (&sums)[TILES][4], uint32_t stage, uint32_t from, bool adds) const {
         constexpr uint64_t LAYOUT = matrix_layout<64>(16, 8 * STEP_ROW_BYTES);

@@ -91,7 +91,7 @@ __device__ __forceinline__ void dequantize_span(uint32_t (&a)[2][4], uint32_t to
 }
 
 // Reads a lane's words of a block's strip from shared memory. In the last strip of a row, units may
-// have fewer words; the others are zeros.
+// have fewer words. The missing words become zeros.
 __device__ __forceinline__ void read_words(uint32_t (&words)[WORDS], uint32_t strip, uint32_t unit_words) {
     const uint32_t lane = threadIdx.x % 32;
     if (unit_words == WORDS) {

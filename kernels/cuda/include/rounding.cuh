@@ -53,7 +53,7 @@ __device__ __forceinline__ float largest_of_lanes(float value) {
     return value;
 }
 
-// The largest value of the block, which must consist of whole warps.
+// The largest value of the block, which must consist of whole warps. No value may be negative.
 __device__ __forceinline__ float largest_of_block(float value, float (&partial)[WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     value = largest_of_lanes<WARP>(value);

@@ -85,7 +85,7 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
 
 // Sorts a range of choices within one block. Each warp has a contiguous part of the range.
 struct Sort {
-    uint32_t next[EXPERTS_MAX];                // position of the expert's next choice in this block
+    uint32_t next[EXPERTS_MAX];                // position of the expert's first choice in this block
     uint32_t of_warp[WARPS][EXPERTS_MAX + 1];  // choices in the warp; after `sum_warps`, choices in earlier warps
     uint32_t sums[WARPS];
 

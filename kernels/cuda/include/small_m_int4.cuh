@@ -69,7 +69,7 @@ struct Int4Operands {
     const uint32_t scale_bytes;  // of a step
     uint32_t words_at[2], scales_at[2], zeros_at[2];
 
-    // `warp` is the index of the warp among the warps that multiply the tile, and selects two
+    // `warp` is the index of the warp among the warps that multiply the same step, and selects two
     // blocks of eight rows. If gated, the first half of the tile's blocks are gate rows, and the
     // second half are the corresponding up rows.
     __device__ __forceinline__ Int4Operands(const typename Int4Format<T>::Scales& of_weight, uint32_t tile_rows,

@@ -46,8 +46,8 @@ struct Piece {
         }
     }
 
-    // Starts to read the values that `write` adds. If the caller then waits for sums of other
-    // warpgroups, these reads are already in progress.
+    // Starts to read the values that `write` combines with the sums. If the caller then waits for
+    // sums of other warpgroups, these reads are already in progress.
     __device__ __forceinline__ void fetch() {
         if (GATED) {
             return;

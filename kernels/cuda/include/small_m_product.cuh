@@ -7,8 +7,8 @@
 #include "small_m_stages.cuh"
 #include "wgmma.cuh"
 
-// Writes this block's part of a tile to `parts`. Returns true in the last of the blocks that share
-// the tile; `c` is then the complete sum.
+// Writes this block's part of a tile to `parts`. Returns true in only one of the blocks that share
+// the tile: the block that writes its part last. There, `c` becomes the complete sum.
 template <typename Format, uint32_t ROWS>
 __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Format>& arguments, const UnitRanges& line,
                                        uint32_t shared, uint32_t tile) {

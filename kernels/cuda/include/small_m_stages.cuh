@@ -116,9 +116,9 @@ struct Stages {
         // With 4-bit integers, the two warpgroups of a low tile take alternate units. With an even
         // number of stages, a stage always has units of the same warpgroup. With an odd number, the
         // units of a stage would alternate between the warpgroups. A warpgroup could then reach a
-        // stage before the other warpgroup's unit has arrived there. The stage's barrier would still
-        // report the phase of the unit before that, which has the same parity as the phase that the
-        // warpgroup waits for, so the warpgroup would read the stage too early.
+        // stage before the other warpgroup's unit has arrived there. The stage's barrier would
+        // still report the phase of the unit before that, which has the same parity as the phase
+        // that the warpgroup waits for, so the warpgroup would read the stage too early.
         if (Format::IS_INT4 && tile_rows <= HALF_ROWS) {
             stages.count &= ~1u;
         }

@@ -48,7 +48,7 @@ struct StatePart {
     uint32_t snapshot_rows[SNAPSHOTS];
     char* snapshots[SNAPSHOTS];  // null: no snapshot
 
-    // Calls `write(rows, slot)` for each slot to which the state after `rows` rows is written.
+    // Calls `of_slot(rows, slot)` for each slot to which the state after `rows` rows is written.
     template <typename Write>
     __device__ __forceinline__ void each_written(const Write& of_slot) const {
 #pragma unroll

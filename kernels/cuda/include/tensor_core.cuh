@@ -1,11 +1,12 @@
 // Products of small matrices on the tensor cores of sm_75 and later (mma.sync), and the copies
 // that load their operands.
 //
-// A warp multiplies A [16, 16] by B [16, 8] and adds the product to C [16, 8]. With `group = lane /
-// 4` and `pair = lane % 4`, a lane has the columns 2 * pair and 2 * pair + 1 of C, in the rows
-// `group` (c[0], c[1]) and `group + 8` (c[2], c[3]). A's registers are four 8 x 8 quarters in the
-// order top left, bottom left, top right, bottom right. So two adjacent C tiles, rounded to 16
-// bits, are operand A of the next product (FlashAttention-2, Dao 2023, arXiv 2307.08691).
+// A warp multiplies A [16, 16] by B [16, 8] and adds the product to C [16, 8]. With
+// `group = lane / 4` and `pair = lane % 4`, a lane has the columns 2 * pair and 2 * pair + 1 of C,
+// in the rows `group` (c[0], c[1]) and `group + 8` (c[2], c[3]). A's registers are four 8 x 8
+// quarters in the order top left, bottom left, top right, bottom right. So two adjacent C tiles,
+// rounded to 16 bits, are operand A of the next product (FlashAttention-2, Dao 2023, arXiv
+// 2307.08691).
 #pragma once
 
 #include <cuda_fp16.h>

@@ -12,8 +12,8 @@
 #include "e4m3.cuh"
 
 // Layout of a matrix in shared memory: chunks of 64 columns (128 bytes per row) or 16 columns (32
-// bytes per row). The rows of a chunk are consecutive, and the 16-byte pieces of every 8 rows are
-// permuted as TMA permutes them ("swizzle").
+// bytes per row). In E4M3, a chunk has twice as many columns. The rows of a chunk are consecutive,
+// and the 16-byte pieces of every 8 rows are permuted as TMA permutes them ("swizzle").
 template <int CHUNK>
 struct Swizzle;
 

@@ -151,8 +151,9 @@ pub struct AttentionPaged<'a> {
     /// read, and neither are the entries of these blocks in the block table.
     pub window: Option<usize>,
     /// The layer's keys and values, including those that this step has written. If every sequence
-    /// has one row, the tokens before that row may be read before the preceding operation has
-    /// ended, because they were written before this step.
+    /// has one row and [`has_linked_rows`](PagedSequences::has_linked_rows) is `false`, the tokens
+    /// before that row may be read before the preceding operation has ended, because they were
+    /// written before this step.
     pub layer: &'a KvLayer,
     /// `[2, kv_heads]` f32 for a layer of quantized elements: the scales of each head's keys, then
     /// the scales of each head's values.

@@ -130,7 +130,7 @@ pub struct AddExperts<'a> {
     /// `[rows * top, in_features]` activations, only in the format that the weight requires, in the
     /// routing's sorted order.
     pub x: Activations<'a>,
-    /// `[experts * out_features, in_features]`, contiguous.
+    /// `[experts * out_features, in_features]`, contiguous: the rows of each expert of this rank.
     pub weight: Weight<'a>,
     /// The experts of each row.
     pub routing: Routing<'a>,
@@ -147,7 +147,8 @@ pub struct AddExperts<'a> {
 }
 
 /// Computes `experts`, whose sum is rounded to the type of activations, and then
-/// `out = sum / sqrt(mean(sum^2) + epsilon) * weight`, row by row, with the mean in `f32`.
+/// `out = sum / sqrt(mean(sum^2) + epsilon) * (weight + weight_offset)`, row by row, with the mean
+/// in `f32`.
 #[non_exhaustive]
 pub struct AddExpertsRmsNorm<'a> {
     /// The sum over experts, with `accumulate` set. This rank has all experts of the routing.

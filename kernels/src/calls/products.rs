@@ -105,9 +105,10 @@ pub struct LayerNorm<'a> {
     pub out: Tensor<'a>,
 }
 
-/// For each row and each of its groups, computes `scale = largest magnitude / 448` in f32, at least
-/// the smallest normal number, and `data = x / scale`, rounded to the nearest with ties to even,
-/// and clamped to a magnitude of 448. NaN stays NaN, and the scale ignores NaN.
+/// Computes `data = x / scale`, rounded to the nearest with ties to even, and clamped to a
+/// magnitude of 448. Unless the scale is [fixed](crate::Quantization::Fixed), each row or each
+/// group of a row has the scale `largest magnitude / 448` in f32, at least the smallest normal
+/// number. NaN stays NaN, and the scale ignores NaN.
 #[non_exhaustive]
 pub struct Quantize<'a> {
     /// `[rows, columns]` activations. A gap between rows is allowed.

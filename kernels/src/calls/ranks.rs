@@ -19,8 +19,8 @@ pub struct AllReduce<'a> {
     pub out: Tensor<'a>,
 }
 
-/// Computes `residual = residual + Σ partial` as [`AllReduce`] does,
-/// and then `out = residual / sqrt(mean(residual^2) + epsilon) * weight`, row by row, with
+/// Computes `residual = residual + Σ partial` as [`AllReduce`] does, and then
+/// `out = residual / sqrt(mean(residual^2) + epsilon) * (weight + weight_offset)`, row by row, with
 /// the mean in `f32`.
 #[non_exhaustive]
 pub struct AllReduceRmsNorm<'a> {

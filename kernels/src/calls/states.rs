@@ -83,8 +83,8 @@ pub struct GatedDelta<'a> {
     pub bias: Tensor<'a>,
     pub layer: &'a StateLayer,
     pub sequences: &'a StateSequences<'a>,
-    /// Scratch declared with [`Target::delta_scratch`](crate::Target::delta_scratch). Empty if each
-    /// sequence has one row.
+    /// Scratch declared with [`Target::delta_scratch`](crate::Target::delta_scratch). Empty if all
+    /// sequences have few rows ([`short_sequences`](StateSequences::short_sequences)).
     pub scratch: Tensor<'a>,
     /// `[tokens, value_heads * value_dim]` activations. The rows of padding are zeros.
     pub out: Tensor<'a>,

@@ -2,7 +2,7 @@
 
 use crate::{Tensor, sampling::SampleLayout};
 
-/// The result for a row that has only NaN.
+/// The result for a row without a chosen token, such as a row that has only NaN.
 pub const NO_CHOICE: u32 = u32::MAX;
 
 /// Computes `out[i]`, the first index of the largest element of row `i`. NaN is never chosen over a

@@ -52,7 +52,8 @@ pub struct Patchify<'a> {
 /// corners of the grid. If a picture has only one row, this row lies on the grid's first row.
 /// The same holds for columns.
 ///
-/// Everything is computed in f32 in this order, and then rounded once. On each axis:
+/// Everything is computed in f32 in this order, and then rounded once. On each axis, where `index`
+/// is the patch's row or column, and `count` is the number of patches down or across the picture:
 ///
 /// `place = index * (side - 1) / max(count - 1, 1)`
 ///

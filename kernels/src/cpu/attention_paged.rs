@@ -21,7 +21,8 @@ struct Item {
     rows: Range<usize>,
     heads: Range<usize>,
     kv_head: usize,
-    /// Number of tokens up to the first row's own token. Each later row has one more token.
+    /// Number of tokens up to and including the first row's token. Each later row has one more
+    /// token.
     context: usize,
 }
 

@@ -1,6 +1,6 @@
-//! Arithmetic on rows in blocks: their products with rows of activations, and their elements. There
-//! is a portable version and a version for AVX2. Both do the same operations in the same order, so
-//! they give the same bits.
+//! Arithmetic on rows in blocks: their products with rows of activations, and their conversion to
+//! f32. There is a portable version and a version for AVX2. Both do the same operations in the same
+//! order, so they give the same bits.
 
 use std::array;
 

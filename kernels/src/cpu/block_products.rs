@@ -19,7 +19,8 @@ use crate::{
 /// [`ROWS_AT_ONCE`] rows. For more rows, panels of the weight are dequantized to f32 for `gemm`.
 pub(super) const SMALL_M_ROWS: usize = 8;
 
-/// Rows of activations that are multiplied by a block once it is unpacked.
+/// Rows of activations that are multiplied by a block once it is unpacked. The rows that remain are
+/// multiplied one at a time.
 const ROWS_AT_ONCE: usize = 4;
 
 /// Output features of one work item. The bits of the result do not depend on this number.

@@ -1,5 +1,6 @@
 //! The CPU backend, which computes on leased host memory with `f32` activations. It is the
-//! reference for the other backends: simple loops, one file per operation, checked against candle.
+//! reference for the other backends: simple loops, mostly one file per operation, checked against
+//! candle.
 
 mod add_rows;
 mod argmax;

@@ -84,7 +84,7 @@ pub(super) struct WeightRows<'a> {
 }
 
 impl<'a> WeightRows<'a> {
-    /// Returns `None` if the weight is unquantized.
+    /// Returns `None` if the weight has no separate scales: it is unquantized, or in blocks.
     pub(super) fn of(weight: &'a Weight<'a>) -> Option<Self> {
         let scales = weight.scales.as_ref()?;
         let group = scales.by.group_columns(weight.columns());

@@ -1,5 +1,6 @@
-//! Launches of attention kernels. Sequences with many query rows run on tensor cores. A sequence
-//! with a single query row is split along its context.
+//! Launches of attention kernels. The prefill kernels compute sequences with several query rows.
+//! The decode kernel computes sequences with a single query row, and may split a sequence along its
+//! context.
 
 use super::{
     arguments::{Arguments, Extent, arguments, count},
@@ -67,7 +68,8 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
-/// Returns the kernels' `window` argument. `None` and longer windows become `NO_WINDOW`.
+/// Returns the kernels' `window` argument. `None` and windows longer than `NO_WINDOW` become
+/// `NO_WINDOW`.
 fn window(call: &calls::AttentionPaged<'_>) -> u32 {
     let window = call.window.and_then(|window| u32::try_from(window).ok());
     window.unwrap_or(contract::common::NO_WINDOW).min(contract::common::NO_WINDOW)

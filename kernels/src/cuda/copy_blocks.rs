@@ -104,10 +104,10 @@ impl CopyStream {
         })
     }
 
-    /// Copies one piece for each layer and contiguous range, many pieces per driver call. The
-    /// driver then keeps all of the copies in flight; separate calls would take about 2.5 us each
-    /// in addition to the transfer time. Later work in the stream `passes` waits for the copies to
-    /// the host.
+    /// Copies one piece for each layer and contiguous range, many pieces per driver call if the
+    /// driver supports this. The driver then keeps all of the copies in flight; separate calls take
+    /// about 2.5 us each in addition to the transfer time. Later work in the stream `passes` waits
+    /// for the copies to the host.
     pub(super) fn start(
         &self,
         passes: &Stream,

@@ -13,9 +13,9 @@ use crate::{DType, HostLink, KernelError, Rank, Tensor, calls, host_link::Contri
 /// A rank's end of a link between GPU ranks that synchronize on the host, as host
 /// ranks do; see [`HostLink`].
 ///
-/// The link supports gathering, but not sums. A rank joins the collective when its device has
+/// The link supports gathering, but not sums. A rank joins the collective when its stream has
 /// completed all earlier work, and leaves the collective when its copies are done. The host
-/// therefore waits for the device in each operation, and the operation cannot be captured in a
+/// therefore waits for the stream in each operation, and the operation cannot be captured in a
 /// graph.
 pub struct CopyLink {
     host: HostLink,

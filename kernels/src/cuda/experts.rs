@@ -101,8 +101,8 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Resu
     unsafe { cuda.launch(hopper.route_normed, extent, arguments) }
 }
 
-/// Returns `true` if the kernel's single cluster can process all rows, and the operands are aligned
-/// as its 16-byte accesses require.
+/// Returns `true` if the norm's output is unquantized, the kernel's single cluster can process all
+/// rows, and the operands are aligned as its 16-byte accesses require.
 fn is_small_m(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
     let (rows, hidden) = (norm.x.rows(), norm.x.columns());
     let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
@@ -117,8 +117,9 @@ fn is_small_m(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
 
 pub(super) fn gated_experts(cuda: &Cuda, call: calls::GatedExperts<'_>) -> Result<(), KernelError> {
     let (rows, features) = (call.out.rows(), call.out.columns());
-    // A row can be quantized only when the whole row is computed, so gated outputs are first
-    // written to this scratch in the activation type.
+    // The expert kernels do not quantize their outputs, because the scale of a row needs the whole
+    // row. If only quantized outputs are requested, the gated outputs are first written to this
+    // scratch in the activation type.
     let scratch = Tensor::over(call.gated.address(), [rows, features].into(), cuda.kernels.target.activation);
     let out = call.out.plain.as_ref().unwrap_or(&scratch);
     let op = "gated_experts";

@@ -58,8 +58,8 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
     launch(cuda, OP, kernel, before, out.plain.as_ref(), rounded)
 }
 
-/// Computes the gate of rows and quantizes it. If `out.plain` is requested, the unquantized result
-/// is written too.
+/// Multiplies the SiLU of the gates in `gate_up` by the up values and quantizes the result. If
+/// `out.plain` is requested, the unquantized result is written too.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("the rounded output was requested");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
@@ -97,8 +97,8 @@ impl Kernel {
         Kernel { function, blocks: rows, threads }
     }
 
-    /// Creates a launch with as many thread blocks as the device runs at once. Each thread block
-    /// processes many rows of `x`. See `quantize_large_m.cu`.
+    /// Creates a launch with as many thread blocks as the device runs at once, but at most one per
+    /// row. Each thread block processes one or more rows of `x`. See `quantize_large_m.cu`.
     fn large_m(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
         let threads = threads(x.columns() / VECTOR);
         let at_once = (THREADS_MAX * (4 - held) / threads).min(16);
@@ -112,7 +112,8 @@ fn threads(vectors: usize) -> usize {
 }
 
 /// Returns Hopper's kernels for many rows, and the number of vectors of a row that a thread keeps.
-/// Returns `None` if `x` has at most one row per SM, or if the kernels do not support these rows.
+/// Returns `None` on other GPUs, if `x` has at most one row per SM, or if the kernels do not
+/// support the length or the alignment of the rows.
 fn large_m<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
     let hopper = cuda.entry_points().hopper.as_ref()?;
     let held = (columns / VECTOR).div_ceil(THREADS_MAX);
@@ -120,9 +121,10 @@ fn large_m<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a Ho
 }
 
 /// Returns the threads per thread block for the kernels that keep a long row of `x` in registers
-/// until its scale is known. Returns `None` if there are few rows, if rows are short enough for the
-/// other kernels to keep, or if the scales are not by rows. Other scales are known earlier, so
-/// keeping the row would save no time.
+/// until its scale is known. Returns `None` if there are at most four rows per SM, if the other
+/// kernels can keep a whole row, if a row is too long for the registers or not aligned to 16 bytes,
+/// or if the scales are not by rows. Other scales are known earlier, so keeping the row would save
+/// no time.
 fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
     let vectors = out.data.columns() / VECTOR;
     let is_long = (2 * THREADS_MAX + 1..=LONG_HELD * LONGER_THREADS_MAX).contains(&vectors);

@@ -36,7 +36,8 @@ impl Sections {
     }
 }
 
-/// Returns an extent with one thread block per token and one thread per sixteen elements.
+/// Returns an extent with one thread block per token and one thread per sixteen elements, but at
+/// least 64 and at most `THREADS_MAX` threads.
 fn extent(tokens: usize, elements: usize) -> Extent {
     Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, THREADS_MAX))
 }

@@ -21,8 +21,8 @@ pub(super) fn changed_pitch(vocabulary: usize) -> usize {
 }
 
 /// Returns the byte offsets of the parts of the scratch: the data that the kernels pass to each
-/// other, the changed rows, and the tokens chosen by the previous step. The last entry is the
-/// end of the scratch.
+/// other, the changed rows, and a copy of the tokens chosen by the previous step, which only a
+/// batch of more than one group has. The last entry is the end of the scratch.
 pub(super) fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes; 4] {
     let at_once = rows.min(ROWS);
     let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(scheme::SLICE))) as u64);

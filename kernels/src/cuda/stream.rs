@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bursar_budgets::{CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
-/// An ordered stream of work. A stream does not wait for other streams, not even
-/// for the default stream.
+/// An ordered stream of work. A stream waits for other streams, including the default stream, only
+/// if an event [holds](Event::hold) it.
 pub(super) struct Stream {
     raw: sys::CUstream,
     device: Arc<CudaDevice>,
@@ -99,8 +99,8 @@ impl Event {
         CudaDevice::check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Returns `true` if the device has passed the event, and also if the device is lost. If the
-    /// device is lost, `wait` returns the error.
+    /// Returns `true` if the device has passed the event, if the event was never recorded, or if
+    /// the device is lost. In the last case, `wait` returns the error.
     pub(super) fn is_past(&self) -> bool {
         // SAFETY: `self` owns the event, which is destroyed only when `self` is dropped.
         unsafe { sys::cuEventQuery(self.raw) != sys::CUresult::CUDA_ERROR_NOT_READY }

@@ -53,8 +53,8 @@ impl CudaTarget {
     /// Returns the bytes of scratch for the partial results that attention stores before it merges
     /// them: for each query vector, a weighted sum, the maximum score and the sum of weights. For
     /// decoding, each worker (thread block) has two partial results, each for eight query vectors.
-    /// The number of workers is the number of thread blocks that the device runs at once. This
-    /// number must not depend on the context lengths, because it is fixed in a captured graph. On
+    /// The number of workers is an upper bound on the thread blocks that the device runs at once.
+    /// It must not depend on the context lengths, because it is fixed in a captured graph. On
     /// Hopper, the kernel that splits the long context of a few rows stores at most one partial
     /// result of a tile per SM.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
@@ -83,8 +83,9 @@ impl CudaTarget {
     /// Returns `true` if weights of this scheme and shape can be used. Every supported generation
     /// has kernels for FP8 weights. Hopper's TMA copies require rows that are a multiple of 16
     /// bytes and write 8 columns at a time. Kernels of other generations read 16 bytes at once and
-    /// otherwise have the same requirements as Hopper's kernels. Kernels for 4-bit integer weights
-    /// require compute capability 8.0 or later, whole blocks of rows and whole groups of columns.
+    /// otherwise have the same requirements as Hopper's kernels. Scale blocks must have at least
+    /// `BLOCK_ROWS_MIN` rows. Kernels for 4-bit integer weights require compute capability 8.0 or
+    /// later, whole blocks of rows and whole groups of columns.
     pub(crate) fn has_quantized(&self, scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool {
         if scheme.is_int4() {
             return self.capability >= (8, 0) && int4::is_whole(scheme, [rows, columns]);
@@ -94,8 +95,9 @@ impl CudaTarget {
     }
 
     /// Returns `true` if experts of this scheme and shape can be used. Only Hopper has kernels for
-    /// quantized experts. The size of an output row must be a multiple of 16 bytes. A gate halves
-    /// the columns of an output row, so the number of rows of the weight must be a multiple of 16.
+    /// quantized experts, and only for FP8. The size of an output row must be a multiple of 16
+    /// bytes. A gate halves the columns of an output row, so the number of rows of the weight must
+    /// be a multiple of 16.
     pub(crate) fn has_quantized_experts(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
         !scheme.is_int4()
             && self.capability == (9, 0)

@@ -116,11 +116,11 @@ impl Stage {
         for out in out.chunks_mut(PIECE.as_usize()) {
             self.turn(stream)?;
             let place = self.pieces[self.current].memory.address();
-            // SAFETY: `out` is no longer than the piece, which nothing else uses.
+            // SAFETY: the piece is at least as long as `out`, and nothing else uses the piece.
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), from.0, out.len(), stream.raw()) };
             CudaDevice::check("cuMemcpyDtoHAsync", copied)?;
             stream.wait()?;
-            // SAFETY: the copy into the piece is done, and `out` is no longer than the piece.
+            // SAFETY: the copy into the piece is done, and the piece is at least as long as `out`.
             unsafe { std::ptr::copy_nonoverlapping(place, out.as_mut_ptr(), out.len()) };
             from = from.offset(Bytes(out.len() as u64));
         }

@@ -8,8 +8,8 @@ use super::check;
 pub use crate::calls::NO_CHOICE;
 
 impl<B: Backend> Scope<'_, B> {
-    /// Returns the first index of the largest element in each row of `x`
-    /// `[rows, columns]`, as `[rows]` u32.
+    /// Returns the first index of the largest element in each row of `x` `[rows, columns]`, as
+    /// `[rows]` u32. NaN is ignored, and a row that has only NaN gives [`NO_CHOICE`].
     pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([x.rows()], DType::U32)?;
         self.argmax_into(x, &mut out)?;

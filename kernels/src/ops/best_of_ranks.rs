@@ -12,9 +12,10 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// Writes the first index of the largest element in each row of all ranks' concatenated columns
-    /// to `out` `[rows]` u32. If the ranks [choose](Scope::chooses_among_ranks) together, `x`
-    /// `[rows, columns.count]` f32 has this rank's columns, and the ranks exchange 8 bytes per row.
-    /// Otherwise `x` has the columns of all ranks.
+    /// to `out` `[rows]` u32, with the same rules for NaN as [`argmax`](Scope::argmax). If the
+    /// ranks [choose](Scope::chooses_among_ranks) together, `x` `[rows, columns.count]` f32 has
+    /// this rank's columns, and the ranks exchange 8 bytes per row. Otherwise `x` has the columns
+    /// of all ranks.
     ///
     /// # Errors
     /// The shapes disagree, or the device is lost because a rank did not join in time.

@@ -41,7 +41,7 @@ pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
 ///
 /// # Errors
 /// `out` has gaps between its rows, or has a type other than these: the type in which the target
-/// stores weights, the quantized type, and f32, the type of some small weights on every target.
+/// stores weights, FP8, and f32, the type of some small weights on every target.
 pub fn fill_random<B: Backend>(
     backend: &B,
     seed: u64,

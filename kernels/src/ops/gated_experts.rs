@@ -9,7 +9,8 @@ use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, 
 impl<B: Backend> Scope<'_, B> {
     /// Multiplies the rows of `x` `[rows, in_features]` by the gate and up weights of the experts
     /// that they chose, and applies the gate. `weight` is `[experts * 2 * features, in_features]`.
-    /// Returns `[rows * top, features]`, sorted by expert.
+    /// Returns `[rows * top, features]`, sorted by expert. The rows of experts that this rank does
+    /// not hold are undefined.
     pub fn gated_experts<'a>(
         &self,
         x: impl Into<Activations<'a>>,

@@ -6,7 +6,8 @@ impl<B: Backend> Scope<'_, B> {
     /// Lets the backend time the GEMMs that were called since autotuning began, in all memory that
     /// is left in the workspace. Call this method between [`autotune(true)`](Backend::autotune) and
     /// `autotune(false)`, after the pass has released its memory. No GEMM is measured twice.
-    /// Afterward the workspace's high-water mark equals its capacity.
+    /// Afterward the workspace's high-water mark equals its capacity. In a plan, this method does
+    /// nothing.
     ///
     /// # Errors
     /// The device is lost.

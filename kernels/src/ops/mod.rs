@@ -1,6 +1,6 @@
 //! Operations, one file each. An operation checks its arguments, takes its output from the
-//! workspace, counts its cost, and calls the backend. The contract between an operation and the
-//! backends is a struct of [`calls`](crate::calls).
+//! workspace unless it writes to a tensor of the caller, counts its cost, and calls the backend.
+//! The contract between an operation and the backends is a struct of [`calls`](crate::calls).
 
 pub mod add_experts;
 pub mod add_experts_rms_norm;

@@ -1,6 +1,7 @@
 //! Patches: picture bytes are cut into the rows that a vision encoder reads, and are normalized.
-//! Uploading bytes moves an eighth of the data that f32 patches would take, because a byte is a
-//! quarter of an f32, and the frame of a still picture is uploaded once, not once per patch frame.
+//! For a still picture and patches of two frames, uploading bytes moves an eighth of the data that
+//! f32 patches would take: a byte is a quarter of an f32, and the frame is uploaded once, not once
+//! per patch frame.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work, calls};
 

@@ -10,7 +10,8 @@ pub use crate::calls::PairAxes;
 /// The frequency and the position axis of each pair of elements.
 #[derive(Debug)]
 pub struct Rope<'m> {
-    /// `[head_dim / 2]` f32: radians per position for each pair.
+    /// `[pairs]` f32: radians per position for each pair. Only the first `2 * pairs` elements of a
+    /// head are rotated.
     pub frequencies: Tensor<'m>,
     /// The position axis that each pair uses.
     pub axes: PairAxes,

@@ -30,7 +30,8 @@ fn share_chosen(experts: usize, top: usize, rows: usize) -> f64 {
 
 impl<B: Backend> Scope<'_, B> {
     /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and adds the number of
-    /// each expert's choices to `loads` `[experts]` u32, with wrapping.
+    /// each expert's choices to `loads` `[experts]` u32, with wrapping. If `renormalized`, the
+    /// weights of a row are scaled to add up to 1.
     ///
     /// # Errors
     /// The shapes disagree, there are more than [`EXPERTS_MAX`] experts, or

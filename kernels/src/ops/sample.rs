@@ -52,9 +52,9 @@ impl<B: Backend> Scope<'_, B> {
     /// Chooses a token from each row of `logits` `[rows, vocabulary]` f32. The tokens are written
     /// to the first rows of `chosen` `[sequences]` u32, which outlives the pass, so that the next
     /// pass can [`embed`](Scope::embed) them. The report that [`outcomes`] reads is written to the
-    /// first words of `report` `[words]` u32. `asked` `[words]` u32 and `layout` are the uploaded
-    /// result of [`SampleBatch::pack`]. `asked` and `report` may be longer than needed, so that a
-    /// captured step can keep them at fixed addresses.
+    /// first words of `report` `[words]` u32. `layout` is the result of [`SampleBatch::pack`], and
+    /// `asked` `[words]` u32 contains the words that it packed. `asked` and `report` may be longer
+    /// than needed, so that a captured step can keep them at fixed addresses.
     ///
     /// A row may have a [given](crate::sampling::SampleRow::given) token, such as the next token of
     /// a prompt. In that case no token is chosen, and only the row's report is computed.

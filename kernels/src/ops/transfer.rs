@@ -1,4 +1,4 @@
-//! Copies between host and device, except copies of blocks and rows (`copy_blocks`).
+//! Copies between host and device, except those that run concurrently with passes (`copy_blocks`).
 
 use std::{fmt, marker::PhantomData};
 

@@ -54,8 +54,8 @@ impl SampleBatch {
     ///
     /// # Panics
     /// If the mask is too short for the vocabulary, the numbers of biases and biased tokens differ,
-    /// a list is longer than [`LISTED_MAX`], more than [`TOP_MAX`] likeliest tokens are requested,
-    /// or the given token is outside the vocabulary.
+    /// the list of biased or of forbidden tokens is longer than [`LISTED_MAX`], more than
+    /// [`TOP_MAX`] likeliest tokens are requested, or the given token is outside the vocabulary.
     pub fn push(&mut self, row: &SampleRow, row_lists: &RowLists<'_>) {
         let words_of_mask = self.vocabulary.div_ceil(u32::BITS as usize);
         let mask = row_lists.allowed.map(|allowed| {

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::UnseenToken;
 
-/// Maximum number of likeliest tokens that a row may request, which is the limit of OpenAI's
-/// API and of vLLM.
+/// Maximum number of likeliest tokens that a row may request, which is the limit of OpenAI's API
+/// and the default limit of vLLM.
 pub const TOP_MAX: usize = 20;
 
 /// Value of [`SampleRow::top`] that requests no log-probabilities.

@@ -1,5 +1,5 @@
-//! Copies of blocks and rows to host memory and back on a GPU, and their rates. Without a GPU, each
-//! test prints that it is skipped.
+//! Copies of blocks, rows and states to host memory and back on a GPU, and the rates of copies of
+//! blocks. Without a GPU, each test prints that it is skipped.
 
 use std::sync::Arc;
 

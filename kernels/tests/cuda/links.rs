@@ -1,5 +1,5 @@
 //! Links between GPU ranks that do not use this project's kernels: copies between ranks that
-//! synchronize on the host, and NCCL. Copies are tested on two GPUs, or on one GPU that runs both
+//! synchronize on the host, and NCCL. Copies are tested on two GPUs, or on one GPU that runs all
 //! ranks. NCCL needs two GPUs and its library. A test whose requirements are missing prints that it
 //! is skipped.
 

@@ -92,7 +92,8 @@ struct Expected {
 }
 
 impl Asked {
-    /// Row `at` of a batch. Each row has different options, and every seventh row has all options.
+    /// Row `at` of a batch. Each row has different options. Every seventh row has all penalties,
+    /// limits and lists, but not always a mask or a given token.
     fn random(random: &mut Random, at: usize, rows: usize, vocabulary: usize) -> Self {
         let scale = [1.0, 4.0, 30.0][at % 3];
         let mut logits: Vec<f32> = random.floats(vocabulary).into_iter().map(|number| number * scale).collect();

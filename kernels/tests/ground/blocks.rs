@@ -1,4 +1,4 @@
-//! A cache whose blocks are copied to host memory and back.
+//! Blocks, rows and states that are copied to host memory and back.
 
 use std::{sync::Arc, time::Duration};
 
@@ -106,7 +106,7 @@ pub fn copy_to_host_and_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) 
     assert_eq!(blocks.read(backend, 1), [0; 3], "the slot holds the content of the last copy");
 }
 
-/// Copies states to the host, immediately overwrites them with later work, and copies them back to
+/// Copies states to the host, overwrites them when the copies have ended, and copies them back to
 /// other slots.
 pub fn states_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     let shape = StateShape {

@@ -30,7 +30,7 @@ pub struct Step {
     pub value_dim: usize,
     pub taps: usize,
     pub sequences: Vec<Rows>,
-    /// Logarithm of the heads' rates of decay.
+    /// Middle of the logarithms of the heads' rates of decay, which differ from it by up to 1.
     pub rate: f32,
     pub of: Of,
     pub state_dtype: StateDtype,

@@ -1,4 +1,4 @@
-//! Copies of blocks and rows to host memory and back.
+//! Copies of blocks, rows and states to host memory and back.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Results depend only on their operands, and not on the number of threads, the chunks of a prompt,
-//! or the other sequences.
+//! The number of threads does not change results. The chunks of a prompt and the other rows of a
+//! batch change results only by rounding.
 
 use bursar_kernels::{
     ops::{
@@ -28,7 +28,8 @@ const SHAPE: KvShape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DT
 const CACHES: [DType; 2] = [DType::F32, DType::F8E4M3];
 
 /// Runs one step: writes the keys and values of each sequence's new rows to the cache, and returns
-/// the rows' attention. A sequence is given by a seed, which determines its prompt, and its rows.
+/// the rows' attention. A sequence is given by a seed and by its rows. The seed determines its
+/// prompt.
 fn step(
     scope: &Scope<'_, Cpu>,
     cache: ScaledLayer<'_>,

@@ -36,7 +36,8 @@ struct Prompt {
     decay: Vec<f32>,  // [tokens, value_heads]
 }
 
-/// Weights that all prompts share. `rate` is the logarithm of the heads' rates of decay.
+/// Weights that all prompts share. The logarithms of the heads' rates of decay differ from the
+/// `rate` that [`new`](Weights::new) gets by up to 1.
 struct Weights {
     conv: Vec<f32>, // [channels, WIDTH]
     log_decay: Vec<f32>,

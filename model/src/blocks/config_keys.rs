@@ -6,9 +6,10 @@ use serde_json::{Map, Value};
 
 use super::config_error::ConfigError;
 
-/// Keys that enable a computation that the supported families do not have. Other families and
-/// modified checkpoints of the supported families use these keys. RoPE keys are matched by prefix
-/// instead, because every family has invented different keys.
+/// Keys that enable a computation that most of the supported families do not have. Other families
+/// and modified checkpoints of the supported families use these keys. A family that supports a key
+/// passes it to [`refuse_unknown_but`]. RoPE keys are matched by prefix instead, because every
+/// family has invented different keys.
 const CHANGING: [&str; 10] = [
     "attn_logit_softcapping",
     "attn_output_gate",

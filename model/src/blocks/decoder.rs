@@ -1,4 +1,4 @@
-//! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
+//! A decoder, as in Llama, Qwen2, Qwen3 and Qwen3.5: embeddings in, logits out.
 
 use bursar_kernels::{
     Activations, Backend, DType, KernelError, KvShape, Scope, StateDtype, StateShape, Tensor, Weight,
@@ -53,12 +53,11 @@ pub struct Decoder {
     draft_projection: Option<Weight<'static>>, // [padded own tokens, hidden]
 }
 
-/// Results of earlier passes that a step reads. The step also writes its keys
-/// and values to `layers`.
+/// Results of earlier passes that a step reads. The step also writes its keys, values and states to
+/// `layers`.
 pub struct StepCaches<'a> {
-    /// Keys and values: one entry per layer, followed by one for the draft head's layer if the head
-    /// is loaded. If there are fewer entries than decoder layers, a step runs only that many
-    /// layers.
+    /// The cache of each layer, followed by the cache of the draft head's layer if the head is
+    /// loaded. If there are fewer entries than decoder layers, a step runs only that many layers.
     pub layers: &'a [LayerCache],
     /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The number of
     /// DeepStack parts in a row follows from `width`.
@@ -155,8 +154,8 @@ impl Decoder {
         &self.groups
     }
 
-    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. The
-    /// layers are those of one [cache group](CacheGroups).
+    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. The shape
+    /// counts the layers of one [cache group](CacheGroups).
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
         let (layers, head_dim) = (self.groups.layers_each(), self.config.head_dim);
         KvShape { layers, kv_heads: self.share.kv_heads.count, head_dim, dtype }
@@ -338,9 +337,10 @@ impl Decoder {
     }
 
     /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if
-    /// `chosen_rows` is `None`. If at most half of the rows are chosen, the last layer computes
-    /// only keys and values for the other rows, because only the attention of later tokens reads
-    /// them. For a prompt and the shape of a 7B model, this saves one thirtieth of the work.
+    /// `chosen_rows` is `None`. If at most half of the rows are chosen and no DeepStack part is
+    /// added after the last layer, the last layer runs its output projection and its MLP only on
+    /// the chosen rows. If no row is chosen, the last layer only writes its cache. For a prompt and
+    /// the shape of a 7B model, this saves one thirtieth of the work.
     fn run<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

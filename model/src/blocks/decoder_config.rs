@@ -53,7 +53,8 @@ pub struct DecoderConfig {
     pub rope_scaling: RopeScaling,
     /// Position axis by which each pair of elements is rotated.
     pub rope_axes: PairAxes,
-    /// Longest sequence that the model was trained for, in tokens.
+    /// Longest sequence that the model serves, in tokens. With YaRN, it may be longer than the
+    /// sequences of the training.
     pub context_tokens: usize,
     /// Whether the embedding is also the output projection.
     pub tied_embeddings: bool,
@@ -120,7 +121,8 @@ pub enum LayerKind {
     /// is normalized before rotation.
     HeadNorms,
     /// Qwen3.5: like Qwen3, with gates on the result of attention, norms whose weights are centered
-    /// on zero, and gated delta nets in the layers that `layer_types` calls `linear_attention`.
+    /// on zero, and gated delta nets in the layers that `layer_types` or `full_attention_interval`
+    /// selects.
     Hybrid,
 }
 

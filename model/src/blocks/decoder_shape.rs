@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::text::byte_level;
 
-/// Number of text tokens in Qwen's released vocabularies.
+/// Number of text tokens in Qwen's released vocabularies before Qwen3.5.
 const WORDS: usize = 151_643;
 
 pub const CHATML: ShapeText =
@@ -181,7 +181,7 @@ impl DecoderShape {
         config
     }
 
-    /// The checkpoint's text files except the tokenizer.
+    /// The checkpoint's text files except `config.json` and the tokenizer.
     pub fn text_files(&self) -> [(&'static str, Vec<u8>); 2] {
         let ends: Vec<_> = self.text.ends.iter().map(|token| self.id(token)).collect();
         let settings = json!({ "chat_template": self.text.template, "bos_token": self.text.control[0] });

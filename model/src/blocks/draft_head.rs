@@ -146,8 +146,9 @@ impl DraftHead {
     }
 
     /// Runs the head's layer on `input` `[tokens, hidden]`, which [`combine`](Self::combine) wrote,
-    /// and writes the chosen rows after the head's norm to `normed` `[logit_rows, hidden]`. For the
-    /// other rows, only keys and values are computed.
+    /// and writes the chosen rows after the head's norm to `normed` `[logit_rows, hidden]`. The
+    /// output projection and the MLP run only on the chosen rows. If no row is chosen, only keys
+    /// and values are computed.
     pub fn forward<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

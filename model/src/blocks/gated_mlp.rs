@@ -27,7 +27,7 @@ impl GatedMlp {
         Ok(GatedMlp { gate_up, down })
     }
 
-    /// The activation format that the MLP reads directly, without rounding the rows first.
+    /// The activation format that the MLP reads directly, without quantizing the rows first.
     pub fn reads(&self) -> ActivationFormat {
         self.gate_up.reads()
     }

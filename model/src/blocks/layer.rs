@@ -110,8 +110,9 @@ impl Layer {
         Ok(())
     }
 
-    /// Like [`forward`](Layer::forward), but computes only the rows `rows` of `stream`, and writes
-    /// the result to `chosen` `[rows, hidden]`. The cache is still written for all rows.
+    /// Like [`forward`](Layer::forward), but runs the output projection and the MLP only on the
+    /// rows `rows` of `stream`, and writes the result to `chosen` `[rows, hidden]`. The cache is
+    /// still written for all rows.
     pub fn forward_chosen<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

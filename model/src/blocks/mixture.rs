@@ -124,7 +124,7 @@ impl Mixture {
         Ok(Mixture { router, held, gate_up, down, top, renormalized, loads, shared })
     }
 
-    /// The activation format that the experts read directly, without rounding the rows first. The
+    /// The activation format that the experts read directly, without quantizing the rows first. The
     /// format includes unquantized rows for the router.
     pub fn reads(&self) -> ActivationFormat {
         let shared = self.shared.as_ref().map_or(ActivationFormat::PLAIN, |shared| shared.mlp.reads());

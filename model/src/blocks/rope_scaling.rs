@@ -35,7 +35,7 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Whether the bounds between these groups of pairs are rounded to whole pairs.
         truncates: bool,
-        /// Factor that queries and keys are multiplied by.
+        /// Factor that the rotated elements of queries and keys are multiplied by.
         attention_factor: f64,
         /// Tokens of the original training context.
         original_context: usize,

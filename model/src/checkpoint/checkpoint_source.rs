@@ -170,8 +170,8 @@ fn embedded(files: &'static [(&'static str, EmbeddedFile)], file: &str) -> Optio
 
 /// An untrained checkpoint: settings and vocabulary in memory or in a folder, and a seed for the
 /// weights. Tensors are drawn directly on the device, so the host never has a copy or a file of
-/// them. The model runs as fast and needs as much memory as a trained model of the same shape, but
-/// its replies mean nothing.
+/// them. The model needs as much memory and runs as fast as a trained model of the same shape (with
+/// experts, only with a [routing skew](Self::with_routing_skew)), but its replies mean nothing.
 #[derive(Clone)]
 pub struct RandomCheckpoint {
     name: String,

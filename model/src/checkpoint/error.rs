@@ -21,7 +21,7 @@ pub enum CheckpointError {
     /// A file that every checkpoint must have is absent.
     #[error("the checkpoint at {place} has no {file}")]
     MissingFile {
-        /// The folder, or "embedded".
+        /// The folder or the shape's name, or "(embedded)".
         place: String,
         file: String,
     },
@@ -35,7 +35,7 @@ pub enum CheckpointError {
     /// The index names a shard that is absent.
     #[error("the checkpoint at {place} lacks the shard {shard}, one of {shards}")]
     MissingShard {
-        /// The folder, or "embedded".
+        /// The folder, or "(embedded)".
         place: String,
         shard: String,
         /// Number of shards that the index names.

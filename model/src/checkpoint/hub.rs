@@ -2,8 +2,8 @@
 //! Hugging Face tools share.
 //!
 //! A file in the cache is not requested again, and a model opens without the network if the cache
-//! has all its files. To get the current state of a branch that has changed, remove its files from
-//! the cache or name another revision.
+//! has all its files. To get the current state of a branch that has changed, name another revision
+//! or remove the model's folder from the cache. The folder also records the commit of the branch.
 
 mod cache;
 mod error;
@@ -88,8 +88,8 @@ impl HubModel {
         let mut fetch = Fetch { commit: cache.commit(), revision: &self.revision, cache, remote };
         fetch.require("config.json", TEXT_BYTES_MAX)?;
         fetch.bring_tokenizer()?;
-        // When the hub cannot be reached, weights in the cache prove that the model is complete:
-        // the fetch that stored these weights requested the optional files before them.
+        // If the hub cannot be reached but the cache has the weights, the model counts as complete,
+        // because a fetch requests the optional files before the weights.
         let mut is_offline = false;
         for file in OPTIONAL.into_iter().chain([INDEX]) {
             match fetch.bring(file, TEXT_BYTES_MAX) {
@@ -122,7 +122,8 @@ impl HubModel {
     }
 }
 
-/// A fetch in progress. All files are from the commit of the first file.
+/// A fetch in progress. All files are from one commit: the commit that the cache has for the
+/// revision, or else the commit of the first file.
 struct Fetch<'a> {
     commit: Option<String>,
     revision: &'a str,

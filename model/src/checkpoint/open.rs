@@ -96,8 +96,8 @@ impl Checkpoint {
             tokenizer_config: files.get("tokenizer_config.json"),
         })?;
         let template = Arc::new(ChatTemplate::new(templates, TemplateLimits::default())?);
-        // A missing or truncated tokenizer file is refused here, before anything is
-        // leased for the model.
+        // A missing tokenizer file or a truncated tokenizer.json is refused here, before anything
+        // is leased for the model.
         TokenizerFiles::of(&files)?.check()?;
         let processors = ProcessorFiles::read(&files, &config)?;
         let video_processor = processors

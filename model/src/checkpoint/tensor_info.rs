@@ -7,7 +7,8 @@ use super::packed::PackedMatrix;
 use super::stored::BlockType;
 use super::stored::{Stored, TensorType};
 
-/// A tensor in its file. Nothing is copied, and the disk is read only when the bytes are accessed.
+/// A tensor in its file, or a part of it. Nothing is copied, and the disk is read only when the
+/// bytes are accessed.
 #[derive(Clone, Copy)]
 pub struct TensorInfo<'a> {
     /// The type of the elements after they are read. If a file has blocks of quantized elements,
@@ -169,8 +170,9 @@ impl<'a> TensorInfo<'a> {
         (self.dtype, self.shape, self.bytes) == (other.dtype, other.shape, other.bytes) && self.packed == other.packed
     }
 
-    /// The part's first column in the whole tensor. The result is 0 unless the tensor is reordered
-    /// or packed, or the part cuts blocks.
+    /// The part's first column, counted from the start of `bytes`. The result is 0 unless the
+    /// tensor is reordered or packed, or the part cuts blocks, because `bytes` otherwise begin at
+    /// the part.
     pub(crate) fn first_column(&self) -> usize {
         self.first[1]
     }

@@ -57,8 +57,8 @@ pub struct VisionSettings {
     pub token: u32,
     /// Layout of the vision cache row that the tower writes for each token.
     pub row: EmbeddingLayout,
-    /// Text tokens that [`Settings::write_visuals`] writes for each step of a video. 0 for a
-    /// family without such tokens.
+    /// Maximum number of text tokens that [`Settings::write_visuals`] writes for each step of a
+    /// video of usual length. 0 for a family without such tokens.
     pub step_text_tokens: usize,
     /// Grid of each picture that the encoder processes, if all are tiles of one size.
     pub tile: Option<Grid>,
@@ -175,8 +175,8 @@ pub trait Weights<S: Settings>: Sized {
     ) -> Result<(), KernelError>;
 }
 
-/// Model of a family without pictures: a decoder. Its weights are named
-/// `model.*` in released checkpoints.
+/// Model of a family without pictures: a decoder. Its weights are named `model.*` in released
+/// checkpoints.
 pub struct TextModel(Decoder);
 
 /// Batch type of a family without pictures.

@@ -23,8 +23,8 @@ pub trait Tower<C>: Sized {
     /// that the checkpoint uses.
     fn claim_model(config: C, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError>;
 
-    /// Packs pictures, each with the rows of the vision cache for its embeddings.
-    /// No pixel is copied.
+    /// Packs pictures, each with the rows of the vision cache for its embeddings. No pixel is
+    /// copied.
     ///
     /// # Panics
     /// See [`PackedImages::push`].

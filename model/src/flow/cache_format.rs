@@ -9,7 +9,7 @@ pub enum CacheFormat {
     #[default]
     Plain,
     /// E4M3, with one scale for the keys and one for the values of each head. The scales come from
-    /// the checkpoint; a missing scale is 1.
+    /// the checkpoint. If a layer has no scales, they are 1.
     Fp8,
 }
 

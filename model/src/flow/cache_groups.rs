@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 
 use bursar_kernels::BLOCK_TOKENS;
 
-/// There may be at most one padding layer for every `PADDING_PART` attention layers. A group with
-/// fewer layers than the other groups is filled up with padding.
+/// There is at most one padding layer for every `PADDING_PART` attention layers, unless that limit
+/// would result in more than [`GROUPS_MAX`] groups. A group with fewer layers than the other groups
+/// is filled up with padding.
 const PADDING_PART: usize = 16;
 
 /// Maximum number of groups, unless the layers have more different windows. Each group costs a

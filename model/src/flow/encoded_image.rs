@@ -79,7 +79,7 @@ impl EncodedImage {
         self.own
     }
 
-    /// Reads a file, at most `limits.bytes_max` bytes of it.
+    /// Reads a file of at most `limits.bytes_max` bytes.
     ///
     /// # Errors
     /// [`ImageError::Unreadable`] or [`ImageError::TooManyBytes`].
@@ -92,8 +92,7 @@ impl EncodedImage {
         }
     }
 
-    /// Reads an open file, at most `limits.bytes_max` bytes of it. Errors refer to
-    /// the file as `name`.
+    /// Reads an open file of at most `limits.bytes_max` bytes. Errors refer to the file as `name`.
     ///
     /// # Errors
     /// See [`open`](Self::open).

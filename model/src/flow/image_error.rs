@@ -84,8 +84,8 @@ pub enum ImageError {
         value: u64,
         least: u64,
     },
-    /// A limit set for this picture exceeds what the envelope, or another limit
-    /// of the picture, allows.
+    /// A limit set for this picture exceeds what the envelope, or another limit of the picture,
+    /// allows.
     #[error("the picture's own `{limit}` is {value}; expected at most {most}")]
     OwnLimitTooHigh {
         /// `min_pixels`, `max_pixels` or `tiles`.

@@ -11,8 +11,8 @@ pub struct ResizeLimits {
     /// `max_pixels` of transformers' Qwen processors. For a picture in tiles, the number is rounded
     /// down to whole tiles.
     pub pixels_max: Option<u64>,
-    /// Largest number of tiles, not counting a thumbnail:
-    /// `max_patches` of transformers' `GotOcr2ImageProcessor`.
+    /// Largest number of tiles, not counting a thumbnail: `max_patches` of transformers'
+    /// `GotOcr2ImageProcessor`.
     pub tiles_max: Option<u32>,
 }
 

@@ -37,8 +37,8 @@ impl Grid {
     }
 }
 
-/// How a picture's 8-bit levels become the encoder's input:
-/// `(level * factor - shift) / scale`, in single precision.
+/// How a picture's 8-bit levels become the encoder's input: `(level * factor - shift) / scale`, in
+/// single precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Levels {
     /// Multiplier of each level.

@@ -35,7 +35,7 @@ pub struct SequencePart<'a> {
     pub unseen: Option<UnseenToken>,
     /// Time, height and width of each token, including `unseen`.
     pub positions: &'a [[u32; POSITION_AXES]],
-    /// Tokens of this sequence that are already in the KV cache.
+    /// Number of tokens of this sequence before `tokens`. All of them are already in the KV cache.
     pub cached_tokens: usize,
     /// The sequence's KV cache blocks in each cache group, enough for the cached tokens and
     /// the tokens to run.
@@ -280,7 +280,8 @@ impl StepBatch {
         self.context_lengths.len()
     }
 
-    /// Number of leading sequences with exactly one token each, as decoding sequences have.
+    /// Number of leading sequences with exactly one token each, as decoding sequences without
+    /// drafts have.
     pub fn single_rows(&self) -> usize {
         self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
@@ -291,7 +292,7 @@ impl StepBatch {
     }
 
     /// `true` if all sequences are [short](Self::short_sequences) and sample tokens, without scores
-    /// and pictures. Such steps are captured in a CUDA graph.
+    /// and pictures. Only such steps can replay a captured CUDA graph.
     pub fn is_decoding_alone(&self) -> bool {
         let samples = |rows: &[u32]| self.logit_rows.binary_search(&(rows[1] - 1)).is_ok();
         let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();

@@ -95,8 +95,8 @@ pub struct StepFormat {
 pub struct StepLayout {
     /// Rows of the step, one per token.
     pub tokens: usize,
-    /// Number of sequences as attention sees them. Each row of a
-    /// [short sequence](StepBatch::short_sequences) counts as a separate sequence.
+    /// Number of sequences as attention sees them. Each row of a [short
+    /// sequence](StepBatch::short_sequences) counts as a separate sequence.
     pub sequences: usize,
     /// Sequences with a recurrent state.
     pub states: StateCounts,
@@ -186,7 +186,8 @@ impl StepLayout {
         }
     }
 
-    /// The same layout for sequences that may have drafts, in a model without recurrent states.
+    /// The same layout, in which sequences may have drafts if `has_linked_rows` is set. Only for a
+    /// model without recurrent states.
     pub fn with_linked_rows(self, has_linked_rows: bool) -> Self {
         StepLayout { has_linked_rows, ..self }
     }
@@ -203,7 +204,8 @@ impl StepLayout {
         first..first + self.length(array)
     }
 
-    /// `true` if every row samples a token and no row scores a token, as when all sequences decode.
+    /// `true` if the step needs no list of chosen rows: every row samples a token, no row scores a
+    /// token, and [`lists_rows`](Self::lists_rows) is not set.
     pub fn chooses_in_every_row(&self) -> bool {
         // The rows that sample are distinct and in order. If their number equals the number of
         // rows, they are therefore all rows.

@@ -65,7 +65,7 @@ pub enum MediaGrid {
         steps: usize,
         /// Frames of the video. The last step may have fewer frames than the other steps.
         frames: usize,
-        /// The rate of the frames. A step has several frames, so the rate of steps is lower.
+        /// The rate of the frames. If a step has several frames, the rate of steps is lower.
         frames_per_second: f64,
     },
 }

@@ -24,16 +24,18 @@ const PIXELS_MAX: u64 = 512_000_000;
 const PIXEL_BYTES: u64 = 4 + 4 + 4 + 3;
 
 impl Video {
-    /// Reads an animated GIF or WebP, with each frame shown for the time that the file states.
-    /// Transparent pixels keep their color. Pixels where nothing was drawn are black. A still GIF
-    /// or WebP is a video of one frame.
+    /// Reads an animated GIF or WebP, with each frame shown for the time that the file states, or
+    /// for 100 ms if that time is below 20 ms. Transparent pixels keep their color. Pixels where
+    /// nothing was drawn are black. A still WebP is a video of one frame. A GIF with one frame is
+    /// sampled like an animation, so a long display time repeats the frame.
     ///
     /// `limits` apply to the bytes of the file, the pixels of a frame, and the
     /// memory that decoding takes.
     ///
     /// # Errors
-    /// [`VideoError::NoAnimation`], [`VideoError::FrameRate`], [`VideoError::TooManyPixels`], or
-    /// [`VideoError::Frame`] with the first frame that cannot be decoded and the reason.
+    /// [`VideoError::NoAnimation`], [`VideoError::FrameRate`], [`VideoError::NoFrames`] if
+    /// `sampling` allows no frames, [`VideoError::TooManyPixels`], or [`VideoError::Frame`] with
+    /// the first frame that cannot be decoded and the reason.
     pub fn from_animation(encoded: &[u8], sampling: &FrameSampling, limits: &ImageLimits) -> Result<Self, VideoError> {
         let of_frame = |frame| move |source: ImageError| VideoError::Frame { frame, file: FileName::default(), source };
         limits.check_bytes(Bytes::of_slice(encoded)).map_err(of_frame(0))?;

@@ -1,5 +1,5 @@
-//! BMP files of Windows and OS/2, with the colors of
-//! Pillow 13 (`BmpImagePlugin.py`, `libImaging/Unpack.c`).
+//! BMP files of Windows and OS/2, with the colors of Pillow 13 (`BmpImagePlugin.py`,
+//! `libImaging/Unpack.c`).
 
 use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::rgb_on_white;

@@ -112,8 +112,8 @@ pub struct ImageProcessorConfig {
     pub resample: Resample,
     /// Factor that each 8-bit channel value is multiplied by if `do_rescale` is set.
     pub rescale_factor: f64,
-    /// Whether pictures are resized. If not, their sides must
-    /// be multiples of [`factor`](Self::factor).
+    /// Whether pictures are resized. If not, their sides must be multiples of
+    /// [`factor`](Self::factor).
     pub do_resize: bool,
     /// Whether levels are multiplied by `rescale_factor`.
     pub do_rescale: bool,
@@ -207,8 +207,8 @@ impl ImageProcessorConfig {
     /// Parses the settings of a video processor. They are in the part `video_processor` of
     /// `processor_config.json`, or else in `video_preprocessor_config.json`, or else in
     /// `preprocessor_config.json`, as in transformers. Missing settings take the defaults of
-    /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, or of
-    /// `Qwen3VLVideoProcessor`.
+    /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, of `Qwen3VLVideoProcessor`,
+    /// or, for a processor that cuts tiles, of `GotOcr2ImageProcessor` with one tile per frame.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -327,8 +327,8 @@ impl ImageProcessorConfig {
         Levels { factor: 1.0, shift: wide(self.image_mean), scale: wide(self.image_std) }
     }
 
-    /// Every setting as text, by its name in the file, so that a report can
-    /// say which settings changed.
+    /// Every setting as text, by its name in the file, so that a report can say which settings
+    /// changed.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let ImageProcessorConfig {
             pixel_bounds: PixelBounds { min, max },

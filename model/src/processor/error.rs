@@ -74,8 +74,8 @@ pub enum VideoError {
         /// Height of the first frame in pixels.
         first_height: u32,
     },
-    /// The pictures of the request leave fewer patches per time step than the step needs
-    /// at its smallest size.
+    /// A time step needs more patches, even at its smallest size, than the envelope and the
+    /// request's pictures leave for each step.
     #[error("a step of the video takes {patches} patches after resizing, but only {limit} are left for it")]
     TooLarge {
         /// Patches of a step at its smallest size.
@@ -178,8 +178,7 @@ impl Hint for MediaError {
     }
 }
 
-/// Settings in `preprocessor_config.json` or `video_preprocessor_config.json` that are invalid or
-/// not supported.
+/// Settings of the picture or video processor that are invalid or not supported.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ProcessorError {

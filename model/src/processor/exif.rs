@@ -11,8 +11,8 @@ const WHOLE_NUMBERS: [u16; 4] = [3, 4, 8, 9];
 const PREFIX: &[u8] = b"Exif\0\0";
 
 /// Orientation in an EXIF block with up to two `Exif\0\0` prefixes, or in the first directory of a
-/// TIFF. `None` if the tag is missing, in which case XMP is read. Values other than 1 to 8 mean
-/// that the picture is upright.
+/// TIFF. `None` if the tag is missing or the block is broken, in which case XMP is read. Values
+/// other than 1 to 8 mean that the picture is upright.
 pub(super) fn orientation_of_exif(mut exif: &[u8]) -> Option<Orientation> {
     for _ in 0..2 {
         exif = exif.strip_prefix(PREFIX).unwrap_or(exif);
@@ -31,8 +31,8 @@ fn numbered(value: u64) -> Option<Orientation> {
     Orientation::from_exif(u8::try_from(value).ok()?)
 }
 
-/// Orientation in XMP, as an attribute or an element: the
-/// first match of `tiff:Orientation(="|>)([0-9])`.
+/// Orientation in XMP, as an attribute or an element: the first match of
+/// `tiff:Orientation(="|>)([0-9])`.
 pub(super) fn orientation_of_xmp(xmp: &[u8]) -> Option<Orientation> {
     const NAME: &[u8] = b"tiff:Orientation";
     xmp.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME).find_map(|(at, _)| {
@@ -44,7 +44,7 @@ pub(super) fn orientation_of_xmp(xmp: &[u8]) -> Option<Orientation> {
 }
 
 /// EXIF from ImageMagick's `Raw profile type exif`: three header lines, then hexadecimal digits.
-/// `None` if a character is not a digit.
+/// `None` if a header line is missing, or if a character is neither a digit nor white space.
 pub(super) fn unpack_raw_profile(text: &[u8]) -> Option<Vec<u8>> {
     let digits = text.splitn(4, |&byte| byte == b'\n').nth(3)?;
     let digit = |byte: &u8| (*byte as char).to_digit(16).map(|digit| digit as u8);

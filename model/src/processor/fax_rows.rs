@@ -66,8 +66,9 @@ impl BitReader for FaxReader<'_> {
 }
 
 /// Decodes into `rows` of `width.div_ceil(8)` bytes each. The caller passes white rows (all bits
-/// 0). Returns `None` if rows are missing. A broken row of Group 3 is white from the error on, and
-/// the next row begins at the next end-of-line code, as in libtiff.
+/// 0). Returns `None` if the data ends or breaks off before the last row. If the data marks its end
+/// before the last row, the remaining rows stay white. A broken row of Group 3 is white from the
+/// error on, and the next row begins at the next end-of-line code, as in libtiff.
 pub(super) fn decode_fax(encoded: &[u8], coding: Coding, width: u32, rows: &mut [u8]) -> Option<()> {
     let ok: fn(u8) -> Result<u8, Infallible> = Ok;
     let bytes = encoded.iter().cloned().chain(repeat_n(0, PADDING)).map(ok);
@@ -201,7 +202,7 @@ impl FaxReader<'_> {
     }
 
     /// Reads a Group 3 row. End-of-line codes and fill bits may precede the row. Several
-    /// end-of-line codes end the picture.
+    /// end-of-line codes end the picture, except before the first row.
     fn row_of_group_3(
         &mut self,
         number: usize,

@@ -86,7 +86,8 @@ impl<'a> GifFile<'a> {
         self.colors.chunks_exact(3).nth(index.into()).map_or([0; 3], |color| [color[0], color[1], color[2]])
     }
 
-    /// Indices of the frame, in the order of the file. `None` if some are missing.
+    /// Indices of the frame, in the order of the file. `None` if the data is damaged or some
+    /// indices are missing.
     fn indices(&self) -> Option<Vec<u8>> {
         let mut indices = vec![0; self.width * self.height];
         let code_bits = *self.encoded.get(self.pixels_at)?;
@@ -114,7 +115,7 @@ impl<'a> GifFile<'a> {
         Some(indices)
     }
 
-    /// The row on the screen of each row of the file (GIF89a, appendix E).
+    /// The row of the frame for each row of the file (GIF89a, appendix E).
     fn rows(&self) -> Vec<usize> {
         if !self.is_interlaced {
             return (0..self.height).collect();

@@ -1,5 +1,5 @@
-//! Picture headers: format, size and the memory that decoding takes, read before
-//! any pixel is decoded.
+//! Picture headers: format, size and the memory that decoding takes, read before any pixel is
+//! decoded.
 
 use bursar_budgets::Bytes;
 use image::metadata::Orientation;
@@ -45,8 +45,8 @@ const AVIF_BRANDS: [&[u8]; 2] = [b"avif", b"avis"];
 /// Maximum number of brands that are examined, including the major brand.
 const BRANDS_MAX: usize = 32;
 
-/// The picture format of an ISO base media file, from its brands (the major brand first).
-/// `None` for a video.
+/// The picture format of an ISO base media file, from its brands (the major brand first). `None`
+/// for a file without such a brand, for example a video.
 fn kind_by_brands(encoded: &[u8]) -> Option<ImageFormat> {
     let (head, rest) = encoded.split_at_checked(8).filter(|(head, _)| head.ends_with(b"ftyp"))?;
     let length = u32::from_be_bytes(head[..4].try_into().ok()?) as usize;
@@ -135,8 +135,8 @@ impl EncodedImage {
     /// Reads the header and checks it against `limits`. Decodes nothing and allocates little.
     ///
     /// # Errors
-    /// An exceeded limit, [`ImageError::UnknownFormat`], [`ImageError::Empty`] or
-    /// [`ImageError::Damaged`].
+    /// An exceeded limit, [`ImageError::UnknownFormat`], [`ImageError::Unsupported`],
+    /// [`ImageError::Empty`] or [`ImageError::Damaged`].
     pub fn probe(&self, limits: &ImageLimits) -> Result<ImageHeader, ImageError> {
         match self.pixel_size() {
             Some(size) => ImageHeader::of_pixels(size, limits),

@@ -87,8 +87,9 @@ impl ImageProcessor {
     }
 
     /// The same processor with at most `pixels_max` pixels per picture, or with its configured
-    /// limit if that limit is lower. Serving limits pictures to the envelope this way. Pictures
-    /// thinner than a merge group may still exceed the limit; see [`smart_resize`].
+    /// limit if that limit is lower. Serving limits pictures to the envelope this way. The limit is
+    /// at least one merge group or one tile. Pictures thinner than a merge group may still exceed
+    /// the limit; see [`smart_resize`].
     pub fn limited(&self, pixels_max: u64) -> Result<Self, ProcessorError> {
         let bounds = self.bounds_within(pixels_max);
         ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..self.config.clone() })
@@ -112,8 +113,8 @@ impl ImageProcessor {
         self.plan_bounded(Size { width, height }, self.config.pixel_bounds)
     }
 
-    /// Same as [`plan`](Self::plan) of a processor that
-    /// is [`limited`](Self::limited) to `pixels_max`.
+    /// Same as [`plan`](Self::plan) of a processor that is [`limited`](Self::limited) to
+    /// `pixels_max`.
     pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<ResizePlan, ImageError> {
         self.plan_bounded(Size { width, height }, self.bounds_within(pixels_max))
     }

@@ -1,5 +1,5 @@
-//! Pure: conversion of pixel colors to RGB, with the integer arithmetic
-//! of Pillow 13 (`src/libImaging`).
+//! Pure: conversion of pixel colors to RGB, with the integer arithmetic of Pillow 13
+//! (`src/libImaging`).
 
 /// Blends one level with white by its `alpha`, which is how transformers 5.24
 /// (`image_transforms.py`, `convert_to_rgb`), qwen-vl-utils 0.0.14 (`to_rgb`) and vLLM 0.33

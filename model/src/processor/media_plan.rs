@@ -18,8 +18,8 @@ pub struct MediaProcessors {
     /// The video processor. Each plan limits it to the patches that the pictures leave. `None` if
     /// the checkpoint takes no videos.
     pub videos: Option<VideoProcessor>,
-    /// Text tokens that a prompt has for each step of a video, in addition to the
-    /// tokens of the step.
+    /// Maximum number of text tokens that a prompt has for each step of a video of usual length, in
+    /// addition to the tokens of the step.
     pub step_text_tokens: usize,
 }
 
@@ -39,14 +39,14 @@ pub enum MediaPlan {
         plan: ResizePlan,
         /// Host bytes that decoding takes.
         cost: DecodeCost,
-        /// The cache key, equal for equal bytes and an equal grid.
+        /// The cache key, equal for equal bytes, grids and salts.
         key: MediaKey,
     },
     Video {
         video: Video,
         /// Sizes of the video after processing.
         plan: VideoPlan,
-        /// The cache key, equal for equal frames and an equal grid.
+        /// The cache key, equal for equal frames, grids and salts.
         key: MediaKey,
     },
 }
@@ -63,8 +63,8 @@ pub struct MediaKey {
 
 impl MediaKey {
     fn of(frames: &[EncodedImage], grid: MediaGrid) -> Self {
-        // A video of one frame differs from the same picture, because videos
-        // have their own processor.
+        // A video of one frame differs from the same picture, because videos have their own
+        // processor.
         let kind = match grid {
             MediaGrid::Image(_) => [0; 3],
             MediaGrid::Video { .. } => [1, 0, 0],

@@ -1,8 +1,8 @@
 //! Image and video processing: encoded bytes to RGB to resized pixels, with the results of the
 //! Hugging Face processors. The device cuts the pixels into patches and normalizes them.
 //!
-//! Work runs on the rayon pool of the calling thread. To use another pool,
-//! call from within `rayon::ThreadPool::install`.
+//! Work runs on the rayon pool of the calling thread. To use another pool, call from within
+//! `rayon::ThreadPool::install`.
 //!
 //! The stages that a picture or video of a request passes:
 //!

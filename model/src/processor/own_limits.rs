@@ -33,9 +33,10 @@ impl ImageProcessor {
     /// `min_pixels` and `max_pixels` (`models/qwen2_vl/image_processing_qwen2_vl.py`) or with
     /// `max_patches` (`models/got_ocr2/image_processing_got_ocr2.py`). (Arguments of a call to the
     /// processor differ: transformers ignores `min_pixels` and `max_pixels` there unless both are
-    /// given.) There is one difference from transformers: if the picture has no minimum and its
-    /// maximum is below the processor's minimum, the minimum is lowered for this picture. A picture
-    /// thinner than a merge group may still have more pixels than its maximum.
+    /// given.) There are two differences from transformers. If the picture has no minimum and its
+    /// maximum is below twice the processor's minimum, the minimum is lowered for this picture. A
+    /// minimum of 0 counts as 1. A picture thinner than a merge group may still have more pixels
+    /// than its maximum.
     ///
     /// # Errors
     /// The errors of [`plan`](Self::plan); [`ImageError::OwnLimitTooLow`],
@@ -60,7 +61,8 @@ impl ImageProcessor {
     }
 
     /// Range of `pixels_max` that a picture may ask for if every picture has at most `patches_max`
-    /// patches: from one token or tile up to all patches. `None` if pictures are not resized.
+    /// patches: from one token or tile up to all patches, and for tiles at most the processor's
+    /// maximum. `None` if pictures are not resized.
     pub fn own_pixels(&self, patches_max: usize) -> Option<RangeInclusive<u64>> {
         let config = self.config();
         let pixels_max = (patches_max as u64).saturating_mul(u64::from(config.patch_size).pow(2));

@@ -18,7 +18,8 @@ const CHANNELS: usize = 3;
 
 /// Resizes `picture` to `size`.
 ///
-/// Takes [`resize_bytes`] of host memory, for the result and for the picture between the passes.
+/// Takes at most [`resize_bytes`] of host memory, for the result and for the picture between the
+/// passes, and a few buffers of one band.
 pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
     let (width, height) = (picture.width() as usize, picture.height() as usize);
     let (wide, tall) = (size.width as usize, size.height as usize);
@@ -37,8 +38,8 @@ pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
     RgbImage::new(size.width, size.height, data).expect("both passes fill the given size")
 }
 
-/// Host bytes that [`resize`] takes in addition to its input: the picture between the
-/// passes, and the result.
+/// Upper bound on the host bytes that [`resize`] takes in addition to its input: the picture
+/// between the passes, and the result.
 pub fn resize_bytes(source: Size, target: Size) -> Bytes {
     let between = Size { width: target.width, height: source.height };
     between.rgb_bytes() + target.rgb_bytes()

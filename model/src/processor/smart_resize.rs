@@ -76,9 +76,9 @@ pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size
 /// frames together.
 ///
 /// Returns the same numbers as `smart_resize` in transformers 5.17,
-/// `models/qwen3_vl/video_processing_qwen3_vl.py`: the bounds are compared with the frame count
-/// rounded to whole steps, scaling uses the actual frame count, and a frame thinner than
-/// `factor` is enlarged first.
+/// `models/qwen3_vl/video_processing_qwen3_vl.py`: the number of pixels that is checked against the
+/// bounds uses the frame count rounded to whole steps, the scaling factor uses the actual frame
+/// count, and a frame thinner than `factor` is enlarged first.
 ///
 /// # Errors
 /// The errors of [`smart_resize`].

@@ -138,9 +138,9 @@ impl Samples {
         }
     }
 
-    /// Returns the high byte of a sample. A negative signed sample is black. Signed 16-bit gray and
-    /// 32-bit gray are clipped at 0 and 255, as in Pillow, because no better mapping is known for
-    /// such levels.
+    /// Returns the 8 highest bits of a sample, without the sign bit. A negative sample is black. If
+    /// gray is the only sample of a pixel, signed levels and levels of 32 bits are clipped at 0 and
+    /// 255 instead, as in Pillow, because no better mapping is known for such levels.
     fn level_of_bytes(&self, sample: &[u8]) -> u8 {
         let join = |value: i64, byte: &u8| value << 8 | i64::from(*byte);
         let value = if self.is_little { sample.iter().rev().fold(0, join) } else { sample.iter().fold(0, join) };

@@ -23,7 +23,8 @@ pub(super) struct Entry {
 }
 
 impl<'a> Directory<'a> {
-    /// Returns `None` if the file ends before the first entry. Truncated entries count as missing.
+    /// Returns `None` if the file is not a TIFF, or ends before the first entry. Truncated entries
+    /// count as missing.
     pub fn read(file: &'a [u8]) -> Option<Self> {
         let is_little = file.starts_with(b"II");
         if !is_little && !file.starts_with(b"MM") {

@@ -251,8 +251,8 @@ impl<'a> TiffFile<'a> {
         self.row_bytes().saturating_mul(rows)
     }
 
-    /// Bytes of a piece in the file. Old programs state no lengths, or wrong
-    /// lengths for uncompressed pieces.
+    /// Bytes of a piece in the file. Old programs state no lengths, or wrong lengths for
+    /// uncompressed pieces.
     fn packed(&self, piece: Piece) -> Option<&'a [u8]> {
         let offset = usize::try_from(self.directory.number(&self.offsets, piece.number)?).ok()?;
         let rest = self.encoded.get(offset..)?;

@@ -79,7 +79,8 @@ impl Compression {
         }
     }
 
-    /// Fills a piece with rows of `row_bytes`. `None` if the data is damaged or ends too early.
+    /// Fills a piece. `width` is the width of the piece in pixels, which only fax needs. `None` if
+    /// the data is damaged or ends too early, and for JPEG.
     pub fn unpack(self, packed: &[u8], width: u32, piece: &mut [u8]) -> Option<()> {
         match self {
             Compression::None => piece.copy_from_slice(packed.get(..piece.len())?),

@@ -13,8 +13,8 @@ pub struct Tiling {
     pub least: u32,
     /// Maximum number of tiles of a picture, without the thumbnail.
     pub most: u32,
-    /// Whether a picture of several tiles is followed by one more tile that
-    /// shows the whole picture.
+    /// Whether a picture of several tiles is followed by one more tile that shows the whole
+    /// picture.
     pub has_thumbnail: bool,
 }
 

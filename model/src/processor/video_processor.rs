@@ -55,8 +55,8 @@ impl VideoPlan {
 
 impl VideoProcessor {
     /// # Errors
-    /// [`ProcessorError::OutOfRange`] for settings that were built by hand
-    /// and not by `from_video_json`.
+    /// [`ProcessorError::OutOfRange`] for settings that were built by hand and not by
+    /// `from_video_json`.
     pub fn new(config: ImageProcessorConfig) -> Result<Self, ProcessorError> {
         Ok(VideoProcessor { frames: ImageProcessor::new(config)? })
     }
@@ -79,7 +79,8 @@ impl VideoProcessor {
     /// the processor's own limit if that is lower. Reads headers and decodes nothing.
     ///
     /// # Errors
-    /// Each variant of [`VideoError`] except `TooManyFrames`, which is checked per request.
+    /// [`VideoError::FrameRate`], [`VideoError::NoFrames`], [`VideoError::Frame`],
+    /// [`VideoError::FrameSize`], [`VideoError::TooFewFrames`] and [`VideoError::TooLarge`].
     pub fn plan(&self, video: &Video, limits: &ImageLimits, step_patches_max: usize) -> Result<VideoPlan, VideoError> {
         let frames_per_second = video.frames_per_second();
         let lasts = video.frames().len() as f64 / frames_per_second;

@@ -28,8 +28,8 @@ const ANIMATED: u8 = 2;
 const ALPHA: u8 = 16;
 
 impl<'a> WebPFile<'a> {
-    /// Opens a WebP. A truncated animation is refused even if its first frame is
-    /// complete, as in libwebp.
+    /// Opens a WebP. A truncated file is refused, even an animation whose first frame is complete,
+    /// as in libwebp.
     pub fn open(encoded: &'a [u8]) -> Result<Self, Refusal> {
         let stated = encoded.get(4..8).and_then(|size| size.try_into().ok()).map_or(0, u32::from_le_bytes);
         if u64::from(stated) + 8 > encoded.len() as u64 {

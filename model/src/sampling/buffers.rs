@@ -61,7 +61,8 @@ impl<'a> SamplingBuffers<'a> {
         self.shape
     }
 
-    /// The tokens that the latest step chose: `[rows]` u32, one per row of its logits.
+    /// The tokens that the latest step chose, one per row of its logits: `[rows]` u32. If the step
+    /// had fewer rows, the remaining entries are from earlier steps.
     pub fn chosen(&self) -> Tensor<'_> {
         self.results(0)
     }

@@ -15,8 +15,8 @@ pub enum SamplingError {
     /// The model's vocabulary does not have the token.
     #[error("token {token} of `{parameter}` is not in the model's vocabulary of {vocabulary} tokens")]
     UnknownToken {
-        /// The parameter that names the token: `logit_bias`,
-        /// `stop_token_ids`, `prompt` or `tokens`.
+        /// The parameter that names the token: `logit_bias`, `stop_token_ids`, `prompt` or
+        /// `tokens`.
         parameter: &'static str,
         token: u32,
         vocabulary: usize,

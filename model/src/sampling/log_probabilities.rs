@@ -1,5 +1,5 @@
-//! Log-probabilities: the model's distribution over a row of logits, before
-//! sampling parameters change it.
+//! Log-probabilities: the model's distribution over a row of logits, before sampling parameters
+//! change it.
 
 use bursar_kernels::{
     ops::sample::Outcome,

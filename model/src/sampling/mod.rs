@@ -1,5 +1,5 @@
-//! Sampling: a request's parameters, and the choice of the next tokens in a step. Equal seeds give
-//! equal tokens in any batch.
+//! Sampling: a request's parameters, and the choice of the next tokens in a step. Equal logits,
+//! past tokens and seeds give equal tokens in any batch.
 
 pub mod buffers;
 pub(crate) mod error;

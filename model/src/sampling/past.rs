@@ -37,8 +37,8 @@ impl<'a> Past<'a> {
         Past { position, tokens: None }
     }
 
-    /// The number of tokens produced so far. The seed and this position
-    /// determine every random choice.
+    /// The number of tokens produced so far. The seed and this position determine every random
+    /// choice.
     pub fn position(&self) -> u64 {
         self.position
     }

@@ -28,8 +28,9 @@ impl CallableTool {
         self.resolved(&self.parameters)
     }
 
-    /// The schema that a chain of `$ref` leads to. References to other documents and cycles are
-    /// left as they are.
+    /// The schema that a chain of up to [`REFERENCES_MAX`] `$ref` leads to. A reference to another
+    /// document is returned as it is. For a cycle or a longer chain, the result is the reference
+    /// after the last step.
     pub(crate) fn resolved<'a>(&'a self, mut schema: &'a Value) -> &'a Value {
         for _ in 0..REFERENCES_MAX {
             schema = self.referred(schema).unwrap_or(schema);
@@ -48,7 +49,8 @@ impl CallableTool {
         named.or_else(|| object.get("additionalProperties")).map_or(JsonTypes::default(), |schema| self.types(schema))
     }
 
-    /// The types that a schema names, in any of its branches.
+    /// The types that a schema names, in any of its branches. A schema whose `type` is a string
+    /// names only that type.
     pub(crate) fn types(&self, schema: &Value) -> JsonTypes {
         // The schema may be hostile, so each referenced schema is visited once, without recursion.
         let (mut types, mut open, mut seen) = (JsonTypes::default(), vec![schema], HashSet::new());

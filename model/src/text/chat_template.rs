@@ -114,8 +114,8 @@ pub struct ChatTemplate {
     limits: TemplateLimits,
     /// By template name: the form in which the template reads the contents of each of [`ROLES`].
     forms: BTreeMap<String, [ContentForm; ROLES.len()]>,
-    /// Whether any template refuses call ids that do not have nine characters,
-    /// as Mistral's templates do.
+    /// Whether any template refuses call ids that do not have nine characters, as Mistral's
+    /// templates do.
     has_short_ids: bool,
 }
 
@@ -257,10 +257,12 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders a conversation. Each message's content has the form that the
-    /// template reads: several texts become separate lines of one string, or
-    /// separate parts of a list. This function does *not* guard against names of
-    /// special tokens in messages; [`PromptEncoder`](super::PromptEncoder) does.
+    /// Renders a conversation. Each message's content has the form that the template reads. Several
+    /// texts become separate lines of one string if the template reads only strings, and separate
+    /// parts of a list if it reads only lists. If it reads both, they become one string without
+    /// separators, or parts of a list if the message has pictures or videos. This function does
+    /// *not* guard against names of special tokens in messages;
+    /// [`PromptEncoder`](super::PromptEncoder) does.
     ///
     /// # Errors
     /// [`TextError::NoTemplate`]; [`TextError::UnknownTemplate`];

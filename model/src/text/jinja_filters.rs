@@ -15,8 +15,8 @@ use super::python_value::{display, repr};
 
 pub(super) type Filter = fn(&[Value]) -> Result<Value, Error>;
 
-/// Filters that return a number or an existing value, so that the meter need
-/// not measure the size of their results.
+/// Filters that return a number or an existing value, so that the meter need not measure the size
+/// of their results.
 pub(super) const READERS: [(&str, Filter); 9] = [
     ("attr", attribute),
     ("count", length),

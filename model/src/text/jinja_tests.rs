@@ -1,5 +1,5 @@
-//! Tests of Jinja2 3.1 (such as `is sequence`) that minijinja lacks or whose
-//! results differ in minijinja.
+//! Tests of Jinja2 3.1 (such as `is sequence`) that minijinja lacks or whose results differ in
+//! minijinja.
 
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, Value};
@@ -24,8 +24,8 @@ fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
-/// Values with a length and with items: strings, lists, tuples, ranges,
-/// maps and Jinja2's undefined.
+/// Values with a length and with items: strings, lists, tuples, ranges, maps and Jinja2's
+/// undefined.
 fn is_sequence(value: &Value) -> bool {
     match value.kind() {
         ValueKind::Undefined | ValueKind::String | ValueKind::Bytes | ValueKind::Seq | ValueKind::Map => true,

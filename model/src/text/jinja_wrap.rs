@@ -109,8 +109,8 @@ fn is_blank(char: char) -> bool {
     matches!(char, '\t'..='\r' | ' ')
 }
 
-/// Pieces between which a line may end: runs of blanks, words, parts of words
-/// with hyphens, and dashes.
+/// Pieces between which a line may end: runs of blanks, words, parts of words with hyphens, and
+/// dashes.
 fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     let (mut chunks, mut from) = (Vec::new(), 0);
     let (offsets, chars): (Vec<usize>, Vec<char>) = line.char_indices().unzip();

@@ -34,8 +34,8 @@ pub enum ContentPart {
     /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`. Templates get a
     /// message's calls separately from its content.
     ToolCall(serde_json::Value),
-    /// The id of the call whose result this message contains. Templates get the
-    /// id separately, as `tool_call_id`.
+    /// The id of the call whose result this message contains. Templates get the id separately, as
+    /// `tool_call_id`.
     ResultOf(String),
 }
 
@@ -47,11 +47,12 @@ const SHORT_ID: usize = 9;
 /// A message serializes to the form that Hugging Face's templates read:
 /// `{"role": .., "content": ..}`. If the message has only text, the content is a string, because
 /// templates of text-only models concatenate it. The string joins the texts without separators,
-/// because templates that read lists also write no separators. Templates that read only lists get
-/// lists from [`ChatTemplate`](super::ChatTemplate). If the message has pictures or videos, the
-/// content is a list of `{"type": "text", "text": ..}`, `{"type": "image"}` and
-/// `{"type": "video"}`. Reasoning is in `reasoning_content`, calls of functions are in the list
-/// `tool_calls`, and a result has the id of its call in `tool_call_id`.
+/// because templates that read lists also write no separators.
+/// [`ChatTemplate`](super::ChatTemplate) passes lists to templates that read only lists, and
+/// separates the texts by line breaks for templates that read only strings. If the message has
+/// pictures or videos, the content is a list of `{"type": "text", "text": ..}`,
+/// `{"type": "image"}` and `{"type": "video"}`. Reasoning is in `reasoning_content`, calls of
+/// functions are in the list `tool_calls`, and a result has the id of its call in `tool_call_id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub role: Role,

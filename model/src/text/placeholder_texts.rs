@@ -15,8 +15,8 @@ pub struct PlaceholderTexts {
 
 impl PlaceholderTexts {
     /// Replaces the pictures and videos of `message` with placeholder texts, each at its position,
-    /// and joins all text into one string. A template of the family that reads lists of parts
-    /// writes the same text.
+    /// and joins all text into one string. The family's own templates, which read lists of parts,
+    /// write the same text, but without line breaks between adjacent texts.
     pub(super) fn write(&self, message: &Message) -> Message {
         let (mut joined, mut rest) = (String::new(), Vec::new());
         for part in message.with_lines().content {

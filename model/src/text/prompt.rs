@@ -1,5 +1,5 @@
-//! Prompts: conversations encoded as token ids, in which only the template
-//! can write special tokens.
+//! Prompts: conversations encoded as token ids, in which only the template can write special
+//! tokens.
 
 use std::sync::Arc;
 
@@ -125,8 +125,9 @@ impl PromptEncoder {
         }
     }
 
-    /// Returns `true` if the text contains the name of a special token, before or after
-    /// normalization. The normalizer may turn full-width letters into the ASCII of such a name.
+    /// Returns `true` if the text contains the name of a special token, or ends with the beginning
+    /// of one, before or after normalization. The normalizer may turn full-width letters into the
+    /// ASCII of such a name.
     fn is_suspect(&self, text: &str) -> bool {
         let guard = &self.guard;
         guard.finds(text) || guard.finds(&self.tokenizer.normalized(text))

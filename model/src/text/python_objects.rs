@@ -54,8 +54,8 @@ impl Range {
     }
 
     fn at(&self, index: usize) -> i64 {
-        // The product may wrap around. The sum then wraps around again, which
-        // gives the correct result.
+        // The product may wrap around. The sum then wraps around again, which gives the correct
+        // result.
         self.start.wrapping_add(self.step.wrapping_mul(index as i64))
     }
 }

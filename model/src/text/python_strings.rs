@@ -208,8 +208,8 @@ fn partition(subject: &str, from_right: bool, arguments: &[Value]) -> Result<Val
     Ok(Value::from(Tuple::from(parts.map(Value::from))))
 }
 
-/// The part of a text between two character positions, as in `text[start:end]`,
-/// and the first position.
+/// The part of a text between two character positions, as in `text[start:end]`, and the first
+/// position.
 fn between(subject: &str, start: Option<Value>, end: Option<Value>) -> Result<Option<(&str, usize)>, Error> {
     let length = subject.chars().count() as i64;
     let position = |argument: Option<Value>, default: i64| -> Result<i64, Error> {

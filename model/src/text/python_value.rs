@@ -1,5 +1,5 @@
-//! Template values in Python's formats: `str()` for printing, and `json.dumps`
-//! for the `tojson` filter.
+//! Template values in Python's formats: `str()` for printing, and `json.dumps` for the `tojson`
+//! filter.
 //!
 //! Templates are written for Jinja2 on Python. minijinja writes `true` and `none`
 //! where Jinja2 writes `True` and `None`. minijinja also escapes HTML in `tojson`,
@@ -34,7 +34,7 @@ pub(super) fn ascii_repr(value: &Value) -> String {
 }
 
 /// Maximum levels of nested containers. Deeper containers are printed as `...`, because printing
-/// them would exhaust the stack.
+/// them would exhaust the stack. In JSON, they are an error.
 const DEPTH_MAX: usize = 64;
 
 fn printed(value: &Value, depth: usize) -> String {

@@ -2,10 +2,11 @@
 //! memory and can stop early.
 //!
 //! The tokenizers library takes more than 100 bytes of memory per byte of text. A piece ends at a
-//! *seam*: between a letter or digit and a separator that is followed by another letter or digit,
-//! for example before the blank in "one two". All regular expressions with which byte-level
-//! tokenizers split text end a match at a seam, and no merge joins two matches. A SentencePiece
-//! vocabulary has no token with a blank after a letter, so no token spans a seam at a blank either.
+//! *seam*: before a separator that is between two letters or digits, for example before the blank
+//! in "one two". The character before a blank may also be any other character except white space.
+//! All regular expressions with which byte-level tokenizers split text end a match at a seam, and
+//! no merge joins two matches. A SentencePiece vocabulary has no token with a blank after a letter,
+//! so no token spans a seam at a blank either.
 
 use std::collections::HashMap;
 

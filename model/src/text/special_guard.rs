@@ -1,5 +1,5 @@
-//! The guard that keeps the text "<|im_start|>" in a user's message from
-//! becoming the special token.
+//! The guard that keeps the text "<|im_start|>" in a user's message from becoming the special
+//! token.
 //!
 //! A chat template puts user text between control tokens, and the tokenizer cannot distinguish the
 //! two afterward. Before rendering, the guard therefore puts a mark (a character that occurs

@@ -31,7 +31,8 @@ struct Moment {
 }
 
 /// Formats seconds since 1970, shifted to the user's time zone, like C's `strftime` in the C
-/// locale. Unknown codes are copied unchanged, as in glibc.
+/// locale. All other codes, including some of C's such as `%c`, are copied unchanged, as glibc does
+/// with unknown codes.
 pub(crate) fn strftime(format: &str, unix_seconds: i64) -> String {
     let moment = Moment::new(unix_seconds);
     let mut text = String::new();

@@ -1,8 +1,9 @@
 //! The meter of a template's values. It limits the bytes of one value and of all values
 //! that a rendering creates.
 //!
-//! Every operator, filter and method passes its results through the meter (see
-//! `template_metering.rs`). A step that could create a huge value is checked before it runs.
+//! Operators, methods and most filters pass the values that they create through the meter (see
+//! `template_metering.rs`). The filter `tojson` and filters that return existing values do not. A
+//! step that could create a huge value is checked before it runs.
 
 use std::fmt;
 
@@ -24,8 +25,8 @@ use super::template_metering::{ABSENT, KEEP, METER, PERCENT, SHOWN, SLICE, TEXT,
 
 /// Bytes counted per value in addition to its text: more than any entry of a list or a map takes.
 const ENTRY_BYTES: u64 = 64;
-/// Maximum levels of nested lists and maps. Dropping or printing deeper values
-/// would exhaust the stack.
+/// Maximum levels of nested lists and maps. Dropping or printing deeper values would exhaust the
+/// stack.
 const DEPTH_MAX: usize = 64;
 
 /// Limits on the values of one rendering.
@@ -361,7 +362,8 @@ fn in_minijinjas_order(filter: &str, arguments: &[Value]) -> Result<Vec<Value>, 
     Ok(ordered)
 }
 
-/// Upper bound on the number of entries into which a filter or a method splits a text.
+/// Upper bound on the number of entries into which a filter or a method splits a text. A split at
+/// separators may give one entry more.
 fn pieces(name: &str, text: &str, separator: Option<&Value>) -> usize {
     match (name, separator.and_then(Value::as_str)) {
         ("split" | "rsplit", Some(separator)) if !separator.is_empty() => text.matches(separator).count(),

@@ -1,5 +1,5 @@
-//! The sources of a checkpoint's chat templates: a Jinja file, a JSON file
-//! or the tokenizer's settings.
+//! The sources of a checkpoint's chat templates: a Jinja file, a JSON file or the tokenizer's
+//! settings.
 
 use std::collections::BTreeMap;
 

@@ -80,8 +80,8 @@ impl Tokenizer {
     /// text from this crate or the checkpoint. For users' text, use
     /// [`encode_plain`](Self::encode_plain) or a [`PromptEncoder`](super::PromptEncoder).
     ///
-    /// `add_special_tokens` also applies the file's post-processor, which may add
-    /// a leading `bos` token.
+    /// `add_special_tokens` also applies the file's post-processor, which may add a leading `bos`
+    /// token.
     ///
     /// # Errors
     /// [`TextError::Encode`].
@@ -90,11 +90,12 @@ impl Tokenizer {
     }
 
     /// Same as [`encode`](Self::encode), but stops soon after `tokens_max` tokens. Time and memory
-    /// do not depend on the rest of the text. Long texts are encoded in pieces, which together have
-    /// the same tokens as the whole text. There are two exceptions, in which a word may be split
-    /// between two pieces: 64 KiB of text have no blank or punctuation mark after a word, or a text
-    /// is longer than 1 MiB and no safe place to split is known for the tokenizer. An added token
-    /// is never split.
+    /// do not depend on the rest of the text, unless the tokens that the post-processor adds depend
+    /// on the text. The whole text is then encoded. Long texts are encoded in pieces, which
+    /// together have the same tokens as the whole text. There are two exceptions, in which a word
+    /// may be split between two pieces: 64 KiB of text have no blank or punctuation mark after a
+    /// word, or a text is longer than 1 MiB and no safe place to split is known for the tokenizer.
+    /// An added token is never split.
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`] and [`TextError::Encode`].
@@ -145,8 +146,8 @@ impl Tokenizer {
         self.encode_plain_up_to(text, usize::MAX)
     }
 
-    /// Same as [`encode_plain`](Self::encode_plain), with
-    /// the limit of [`encode_up_to`](Self::encode_up_to).
+    /// Same as [`encode_plain`](Self::encode_plain), with the limit of
+    /// [`encode_up_to`](Self::encode_up_to).
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`] and [`TextError::Encode`].

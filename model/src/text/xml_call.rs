@@ -1,8 +1,9 @@
 //! A reader for a tool call in Qwen's XML format, one character at a time. The reader converts the
 //! parameters to the JSON text of the arguments as they arrive.
 //!
-//! A string is returned while it arrives. Any other value is withheld until its end, because only
-//! the whole value shows whether it is JSON of a type that the tool's schema allows.
+//! A string is returned while it arrives. A value that may be a string or null is withheld only as
+//! long as it may be null. Any other value is withheld until its end, because only the whole value
+//! shows whether it is JSON of a type that the tool's schema allows.
 
 use std::sync::Arc;
 
@@ -267,7 +268,8 @@ fn value_end(held: &str) -> ValueEnd {
     ValueEnd::Not
 }
 
-/// The JSON text of a value. Text that is not JSON of an allowed type is a string.
+/// The JSON text of a value. Text that is not JSON is a string. If the schema also allows strings,
+/// JSON of a type that the schema does not name is a string too.
 fn json_of(text: &str, types: JsonTypes) -> String {
     // Chat templates print these three values of earlier calls as Python does.
     let plain = match text.trim() {

@@ -116,8 +116,8 @@ pub enum WeightSource {
     Tensor(String),
     /// The random checkpoint's tensor with this name.
     Random(String, RandomTensor),
-    /// The random checkpoint's router with this name, drawn from a seed. The
-    /// router prefers some experts.
+    /// The random checkpoint's router with this name, drawn from a seed. The router prefers some
+    /// experts.
     SkewedRouter(String, u64, RoutingSkew),
     /// Numbers from the host: rotary frequencies, or the scales of cached keys and values.
     Constant(Vec<f32>),

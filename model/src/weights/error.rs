@@ -7,7 +7,8 @@ use thiserror::Error;
 
 use crate::checkpoint::error::CheckpointError;
 
-/// A tensor of the checkpoint that does not match the model's configuration.
+/// A tensor of the checkpoint that does not match the model's configuration, or that the target or
+/// a rank cannot use.
 #[derive(Debug, Error)]
 pub enum WeightError {
     /// The tensor is missing, or the file is damaged.

@@ -29,8 +29,8 @@ impl WeightMap<'_> {
         let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
         let fused = fused.map(|(part, rows, columns)| (format!("{name}.{part}"), rows, columns));
         if self.has(&fused[0].0) {
-            // A tensor of square matrices is assumed to have the same orientation
-            // as the other tensor.
+            // A tensor of square matrices is assumed to have the same orientation as the other
+            // tensor.
             let mut is_swapped = false;
             for (name, rows, columns) in &fused {
                 is_swapped |=

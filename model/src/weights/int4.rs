@@ -17,7 +17,8 @@ use crate::checkpoint::{
     PackedMatrix, PackedScheme, WeightFormats, quantization::unserved_weight, random_tensor::DEVIATION,
 };
 
-/// The largest magnitude of a rounded integer without its zero point.
+/// The integer, before its zero point is added, to which the largest magnitude of a group is
+/// rounded.
 const LARGEST: f32 = 7.0;
 
 /// Standard deviation of integers that are drawn uniformly from 0 to 15.
@@ -46,8 +47,8 @@ impl WeightMap<'_> {
     }
 
     /// Claims a second copy of `share` of the rows of the matrix `name`, rounded to 4-bit integers,
-    /// and `more` rows of zeros. Returns `None` if the columns are not whole groups, if the rows are
-    /// not whole blocks, or if the target has no kernels for this format.
+    /// and `more` rows of zeros. Returns `None` if the columns are not whole groups, if the rows
+    /// are not whole blocks, or if the target has no kernels for this format.
     pub(super) fn rounded_to_int4(
         &mut self,
         name: &str,
@@ -121,8 +122,8 @@ impl WeightMap<'_> {
         self.copies().iter().filter(|copy| !copy.is_duplicate).filter_map(of_copy).sum()
     }
 
-    /// Whether the weight of the projection `name` is claimed as 4-bit integers. The columns of the
-    /// weight are assumed to be whole groups.
+    /// Whether the weight of the projection `name` is claimed as 4-bit integers. The weight is
+    /// assumed to consist of whole groups and whole blocks.
     pub(super) fn is_int4(&self, name: &str) -> Result<bool, WeightError> {
         let part = (format!("{name}.weight"), 0.into());
         Ok(self.int4_format(&[part], 0.into(), WeightLayout::default())?.is_some())
@@ -131,9 +132,9 @@ impl WeightMap<'_> {
     /// The format of a weight of 4-bit integers. `None` if the weight is not quantized, or is
     /// widened while it is read. A packed weight is widened if it has FP4 numbers or integers of 8
     /// bits, if its columns are in another order or are not whole groups, if its rows are not whole
-    /// blocks, if its parts have different groups, or if the target or the operation has no
-    /// kernels. If the user asks for 4-bit integers, weights whose columns are not whole groups or
-    /// whose rows are not whole blocks stay unquantized.
+    /// blocks, if its parts have different groups or types of scales or are not all packed, or if
+    /// the target or the operation has no kernels. If the user asks for 4-bit integers, weights
+    /// whose columns are not whole groups or whose rows are not whole blocks stay unquantized.
     ///
     /// # Errors
     /// The user asks for 4-bit integers, and the target has no kernels for them.

@@ -16,8 +16,8 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// The activation format that the projection reads directly, without
-    /// rounding the activations first.
+    /// The activation format that the projection reads directly, without rounding the activations
+    /// first.
     pub fn reads(&self) -> ActivationFormat {
         ActivationFormat::of(self.weight.wants())
     }

@@ -48,8 +48,8 @@ impl<'c> ModuleFormats<'c> {
         self.is_tower_plain = true;
     }
 
-    /// The format in which to claim the weights of modules that are computed as one; `None` if
-    /// they are not quantized.
+    /// The format in which to claim the weights of modules that are computed as one; `None` if they
+    /// are not quantized or are packed in the file.
     ///
     /// # Errors
     /// [`WeightError::PartlyQuantized`].

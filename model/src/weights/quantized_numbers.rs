@@ -109,7 +109,7 @@ pub(super) enum ScaleOf {
 
 /// Refuses a number that is not a valid scale. The largest E4M3 number times a scale must be finite
 /// in f32. A scale that activations are divided by must be a normal number, because the quotients
-/// would otherwise become infinite.
+/// could otherwise become infinite.
 pub(super) fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), WeightError> {
     let is_scale = value.is_finite() && (value > 0.0 || value == 0.0 && of == ScaleOf::Parts);
     let expected = match of {

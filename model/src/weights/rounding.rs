@@ -29,8 +29,8 @@ pub(super) fn rounded_parts<E>(
     })
 }
 
-/// The first `bytes` bytes of `buffer`, which grows if it is smaller. The bytes
-/// keep their old content.
+/// The first `bytes` bytes of `buffer`, which grows if it is smaller. The bytes keep their old
+/// content.
 pub(super) fn buffer_for(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
     buffer.resize(buffer.len().max(bytes), 0);
     &mut buffer[..bytes]

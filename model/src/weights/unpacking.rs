@@ -16,9 +16,9 @@ const UNPACKED_AT_ONCE: usize = 1 << 23;
 /// Minimum number of elements that one thread unpacks.
 const BY_A_THREAD: usize = 1 << 14;
 
-/// Rows that one thread dequantizes at a time. Large enough to use most of each cache line:
-/// adjacent words of a GPTQ file belong to adjacent rows (16 per line), and a line of an AWQ file
-/// has 128 rows.
+/// Rows that one thread dequantizes at a time. Large enough to use at least half of each cache
+/// line: adjacent words of a GPTQ file belong to adjacent rows (16 per line), and a line of an AWQ
+/// file has 128 rows.
 const PACKED_ROWS: usize = 64;
 
 /// Calls `each` with the elements of `found` as its `dtype`, in order, in whole rows. If the file

@@ -36,7 +36,7 @@ use crate::{
 /// `progress` breaks.
 ///
 /// # Panics
-/// If the map only measures.
+/// If `map` only measures, because such a map has no memory to copy to.
 pub(crate) fn upload<B: Backend>(
     checkpoint: &Checkpoint,
     backend: &B,
@@ -153,7 +153,8 @@ fn draw<B: Backend>(backend: &B, copy: &WeightCopy, seed: u64) -> Result<(), Loa
     Ok(fill_random_part(backend, slice, random_deviation(copy.kept), &mut out)?)
 }
 
-/// Draws a router that prefers some experts at random on the device.
+/// Draws the weights of a router at random on the device, so that the router prefers some experts,
+/// as `skew` prescribes.
 fn draw_router<B: Backend>(backend: &B, copy: &WeightCopy, seed: u64, skew: RoutingSkew) -> Result<(), LoadError> {
     let columns = copy.row.0;
     let experts = copy.kept.elements(copy.bytes) / columns;
@@ -236,7 +237,7 @@ fn upload_scaled<B: Backend>(
     })
 }
 
-/// Copies the weight of a norm, changed in f32.
+/// Copies the weight of a norm. `scaling` is applied in f32.
 fn upload_norm<B: Backend>(
     backend: &B,
     found: &TensorInfo<'_>,
@@ -404,7 +405,8 @@ fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadE
     Ok(transfer::fill(backend, source, &mut out)?)
 }
 
-/// Bytes of blocks whose rows are gathered at a time.
+/// Maximum bytes of rows that are gathered at a time. Each row consists of whole blocks. A larger
+/// row is gathered alone.
 const BLOCK_BYTES_AT_ONCE: usize = 32 << 20;
 
 /// Minimum number of rows that one thread pads or gathers.

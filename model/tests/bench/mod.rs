@@ -266,8 +266,8 @@ impl<B: Backend> Bench<B> {
         self.free_states.borrow_mut().extend(state);
     }
 
-    /// Runs one step over the next tokens of some sequences. Returns a row of logits for each chunk
-    /// that asks for logits.
+    /// Runs one step over the next tokens of some sequences. Returns the rows of logits that the
+    /// chunks ask for, in the order of the chunks.
     pub fn step(&self, chunks: &mut [SequenceChunk<'_>]) -> Vec<Vec<f32>> {
         self.step_and_score(chunks).0
     }

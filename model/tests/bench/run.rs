@@ -48,7 +48,8 @@ pub fn encode(bench: &Bench<impl Backend>, case: &Case) -> Vec<Vec<u32>> {
     if case.images.is_empty() { Vec::new() } else { bench.encode(&case.images.iter().collect::<Vec<_>>()) }
 }
 
-/// Asserts that a case has the recorded logits of prompt and answer, and the recorded tokens.
+/// Asserts that the answer has the recorded tokens, and that the logits of prompt and answer are
+/// within `tolerance` of the recorded logits.
 pub fn assert_recorded(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], tolerance: f32) {
     let (places, expected): (Vec<usize>, Vec<Vec<f32>>) = case.logits("logit_positions", "logits").into_iter().unzip();
     let found = prefixes(bench, case, picture_rows, &places);
@@ -59,9 +60,10 @@ pub fn assert_recorded(bench: &Bench<impl Backend>, case: &Case, picture_rows: &
     println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
 }
 
-/// Runs all cases in shared steps, and adds one case every few steps. Each step takes a chunk of
-/// every prompt, of a size that the seed determines, and one token of each answer. The order in the
-/// batch changes from step to step.
+/// Runs all cases in shared steps. A case begins every `steps_between` steps, or all cases begin in
+/// the first step if this number is 0. Each step takes a chunk of every prompt that has begun, of a
+/// size that the seed determines, and one token of each answer. The order in the batch changes from
+/// step to step.
 pub fn together(
     bench: &Bench<impl Backend>,
     cases: &[(&Case, Vec<Vec<u32>>)],
@@ -157,7 +159,8 @@ fn scored(
     (scores, last)
 }
 
-/// Asserts that two runs choose the same tokens. Returns the largest difference of their logits.
+/// Asserts that two runs choose the same tokens, and that their logits differ by at most
+/// `tolerance`. Returns the largest difference.
 pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) -> f32 {
     assert_eq!(found.tokens, expected.tokens, "{what}: the tokens differ");
     let errors = found.logits.iter().zip(&expected.logits).map(|(found, expected)| relative_error(found, expected));
@@ -166,8 +169,8 @@ pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) 
     worst
 }
 
-/// Asserts that the tokens, and the logits at the recorded steps, equal the recording.
-/// Returns the largest error.
+/// Asserts that the tokens equal the recording, and that the logits at the recorded steps are
+/// within `tolerance` of it. Returns the largest error.
 fn assert_recorded_answer(case: &Case, run: &Run, tolerance: f32) -> f32 {
     assert_eq!(run.tokens, case.greedy_tokens(), "{}: the answer", case.name);
     let recorded = case.logits("decode_steps", "decode_logits");

@@ -26,7 +26,8 @@ struct Rows<'a> {
     sequence: usize,
     tokens: &'a [u32],
     cached: usize,
-    /// Number of last tokens with logits. If the sequence decodes, its other tokens run again.
+    /// Number of tokens at the end of `tokens` that have logits. If the sequence decodes, the
+    /// tokens before them are computed again.
     logit_rows: usize,
     /// The slots from which a state is read and to which it is written.
     state: [u32; 2],
@@ -133,8 +134,8 @@ fn padded_decoding_is_decoding(folder: &str) {
     }
 }
 
-/// Verified drafts, tokens that run again, and padding give the logits of tokens that are decoded
-/// one by one.
+/// A step that verifies drafts has the same logits as decoding the tokens one by one, also if some
+/// tokens are computed again and if the step has padding.
 fn verified_rows_are_decoded_rows(folder: &str) {
     let bench = Bench::load(folder, 2);
     let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
@@ -254,7 +255,7 @@ fn padding_does_not_change_drafts() {
     let scope = Scope::new(&bench.backend, &workspace, &counter);
     let (all, width) = (LogitsOf::AllRanks, bench.model.config().decoder().hidden);
     let format = bench.model.config().decoder().step_format();
-    // Each prompt ends in a token that the step after it decodes.
+    // `next` has the token that follows each prompt. The second step decodes these tokens.
     let tokens = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
     let next = [5, 7, 11].map(|token| NextToken::Known { token, cache_row: None });
     let drafts = |tokens: &[Vec<u32>], next: &[NextToken]| {

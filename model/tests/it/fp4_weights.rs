@@ -90,7 +90,8 @@ pub struct Fp4 {
     format: Format,
     pub packed: Vec<u8>,
     pub scales: Vec<u8>,
-    /// The f32 that divides (compressed-tensors) or multiplies (ModelOpt) the scales.
+    /// The f32 that divides (NVFP4 of compressed-tensors) or multiplies (ModelOpt) the scales.
+    /// MXFP4 files do not have it.
     pub factor: f32,
     /// The dequantized weight in bf16.
     pub values: Vec<u8>,

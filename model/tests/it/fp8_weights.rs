@@ -539,7 +539,7 @@ fn an_unlisted_plain_tower_is_recognized_from_the_file() {
         alone(&bench, &case, &rows, &[usize::MAX]).logits.remove(0)
     });
     assert_eq!(answers[0], answers[1]);
-    // The list decides for a decoder. A tower with a weight scale must have FP8 numbers.
+    // The list decides for decoder modules. A tower with a weight scale must have FP8 numbers.
     let down = "model.layers.1.mlp.down_proj.weight";
     let unlisted = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| is_decoders(name) && name != down).error();
     assert_eq!(
@@ -567,7 +567,7 @@ fn a_plan_without_weights_has_the_bytes_of_the_checkpoint() {
     let list: Vec<String> = of_blocks.chain(ends).collect();
     let copy = by_channel(QWEN2_5_VL, json!(list), is_decoders);
     assert_eq!(weigh(&settings(&copy)), weigh(&copy.open()));
-    // ModelOpt's early lists do not name the tower, and later lists name it as other releases do.
+    // Early lists of ModelOpt do not name the tower. Later lists have `visual*` or `model.visual*`.
     let modelopt = |list| json!({ "quant_method": "modelopt", "quant_algo": "FP8", "ignore": list });
     let rounded = weigh(&open(QWEN2_5_VL).with_quantization(Some(WeightQuantization::Fp8PerTensor)));
     for list in [json!(["lm_head"]), json!(["lm_head", "visual*"]), json!(["lm_head", "model.visual*"])] {

@@ -201,8 +201,8 @@ fn all_pixel_values_of_a_picture_match_the_recorded_bits() {
     assert_eq!(expected, cut(&processed.image, processor(case).config()));
 }
 
-/// No recorded case covers these settings. The expected values are the result of transformers'
-/// `rescale`, and the unchanged levels.
+/// No recorded case covers settings without normalization. With rescaling, the expected values are
+/// the results of transformers' `rescale`. Without rescaling, they are the levels themselves.
 #[test]
 fn unnormalized_levels_are_rescaled_or_unchanged() {
     let settings = |do_rescale| ImageProcessorConfig {

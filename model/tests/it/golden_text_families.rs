@@ -1,9 +1,11 @@
 //! Families without pictures compared with results of transformers: ids, logits and answers, with
-//! whole prompts, in chunks, and batched with other sequences. The cases are Qwen3 with unscaled
-//! frequencies and with YaRN, Llama with Llama 3.1's frequencies and with linearly scaled
-//! frequencies and biases everywhere, Mistral and Qwen2 with sliding windows, mixtures of experts
-//! in all layers and in some layers, and hybrids of gated delta nets and attention, with unscaled
-//! frequencies and with YaRN.
+//! whole prompts, in chunks, and batched with other sequences. The checkpoints are:
+//!
+//! - Qwen2 and Mistral, each with full attention and with sliding windows;
+//! - Qwen3 with unscaled frequencies and with YaRN;
+//! - Llama with Llama 3.1's frequencies, and with linear scaling and biases everywhere;
+//! - mixtures of experts in all layers and in some layers;
+//! - hybrids of gated delta nets and attention, with unscaled frequencies and with YaRN.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 

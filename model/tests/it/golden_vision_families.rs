@@ -202,8 +202,8 @@ fn chunking_and_batching_do_not_change_results() {
         let whole: Vec<_> =
             cases.iter().zip(&rows).map(|(case, rows)| alone(&bench, case, rows, &[usize::MAX])).collect();
         for ((case, rows), whole) in cases.iter().zip(&rows).zip(&whole) {
-            // Chunks that begin and end in the middle of pictures and of steps, and cross the
-            // border between two of them.
+            // The last list of sizes has chunks that begin and end in the middle of pictures and
+            // time steps, and cross the border between two of these.
             for sizes in [&[1][..], &[16], &[17, 1, 29, 5]] {
                 let chunked = alone(&bench, case, rows, sizes);
                 assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, noise);

@@ -173,7 +173,7 @@ fn an_fp8_release_is_planned_with_its_projections_in_fp8() {
     // FP8 takes one byte per number instead of two, and one f32 per block of 128 x 128 numbers.
     let expected = plain - numbers + numbers / (128 * 128) * 4;
     assert!((expected..expected + (1 << 20)).contains(&released), "{released} {expected}");
-    // The layer of the draft head is in FP8 too, and its input projection is not.
+    // The layer of the draft head is in FP8 too, but the head's input projection is not.
     let (drafting, _) = planned(&config, true);
     let (numbers, projection) = ((3 * 6144 + 2 * 1024 + 3 * 17_408) * 5120, 2 * 5120 * 5120);
     let expected = numbers + numbers / (128 * 128) * 4 + 2 * projection;

@@ -64,7 +64,7 @@ fn loaded(checkpoint: Checkpoint, cpu: Cpu) -> Bench {
     Bench::on(checkpoint, cpu, Memory::new(BenchMemory::GOLDEN.capacity), BenchMemory::GOLDEN)
 }
 
-/// The numbers of ranks, from 2 on, that can divide a checkpoint.
+/// The numbers of ranks, from 2 to 4, that can divide a checkpoint.
 fn possible(folder: &str) -> Vec<usize> {
     (2..=4).filter(|of| Model::plan_rank(&open(folder), &CPU, Rank::new(0, *of)).is_ok()).collect()
 }

@@ -181,8 +181,8 @@ fn samples_over_positions_follow_the_reference_distribution() {
     assert_eq!(Some(true), believable(&reference(&logits(), &case), &counts));
 }
 
-/// Tests each case's draws against every other case's distribution. Different
-/// distributions must be refused.
+/// Tests each case's draws against every other case's distribution. A distribution must be refused
+/// if its probabilities differ by more than 0.04 in total.
 #[test]
 fn the_distribution_test_rejects_wrong_distributions() {
     let cases = cases();

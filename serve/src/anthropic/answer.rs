@@ -134,8 +134,8 @@ fn blocks(head: &Head, text: String, thinking: String, calls: impl Iterator<Item
 }
 
 /// Converts tool calls to blocks. If the reply was cut off within its last call, this call gets an
-/// empty input, as at the start of a stream. Clients do not run the call because of the
-/// `stop_reason`. If the arguments of another call are not a JSON object, they are sent under the
+/// empty input, as at the start of a stream. The `stop_reason` keeps clients from running this
+/// call. If the arguments of another call are not a JSON object, they are sent under the
 /// key that Anthropic uses for invalid JSON. Otherwise, a client would run the tool without the
 /// arguments that the model wrote.
 fn calls(calls: Vec<ToolCall>, is_cut: bool) -> impl Iterator<Item = Block> {

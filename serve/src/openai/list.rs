@@ -33,7 +33,8 @@ pub(crate) async fn one(State(shared): State<Arc<Shared>>, Path(name): Path<Stri
     Ok(Json(entry_of(&entry, &name, facts(&entry).await.as_ref())))
 }
 
-/// Returns the model's facts, or `None` while the model is loading or restarting.
+/// Returns the model's facts. Returns `None` while the model is loading, and if the model does not
+/// answer within `PATIENCE`, for example while it restarts.
 async fn facts(entry: &Entry) -> Option<ModelFacts> {
     let ModelState::Ready(model) = &entry.state else { return None };
     timeout(PATIENCE, model.facts()).await.ok()?.ok()

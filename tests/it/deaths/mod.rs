@@ -1,5 +1,6 @@
 //! Deaths of each actor and lane: each accepted request ends exactly once with the expected reply,
-//! weights are kept, and all bytes are returned.
+//! weights are kept, and all bytes are returned. If the runtime ends, each request ends with one
+//! typed error instead.
 
 mod cell;
 mod faults;

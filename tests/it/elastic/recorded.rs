@@ -205,7 +205,7 @@ fn each_card_of_a_group_has_separate_gauges() {
 /// Gauges that may be above 0 only within the handling of one message.
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
-/// The metrics that no test run on a host device records, with the reason.
+/// The metrics that the test below does not record, with the reason.
 const NOT_MET: [(&str, &str); 36] = [
     ("bursar_state_slots", "the demo model has no recurrent states; `hybrids.rs` and `host_tier.rs` cover it"),
     ("bursar_state_slots_used", "likewise"),

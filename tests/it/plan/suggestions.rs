@@ -1,5 +1,5 @@
-//! Every suggestion of a plan fits when it is set separately, under the name that the user gave:
-//! over all shapes, GPUs and names.
+//! Every suggestion of a plan fits when it is set separately, under the name that the user gave.
+//! The plans sample all shapes, GPUs and names.
 
 use std::sync::Arc;
 

@@ -95,7 +95,7 @@ pub(super) fn dashboard_queries() -> Vec<String> {
     queries.iter().map(|query| opened(query)).collect()
 }
 
-/// Each Bursar metric that a text names, with the labels used.
+/// Each metric of Bursar or of its process that a text names, with the labels used.
 fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let starts = ["bursar_", "process_"].iter().flat_map(|prefix| text.match_indices(prefix)).map(|(start, _)| start);

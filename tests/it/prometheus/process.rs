@@ -79,7 +79,8 @@ fn health_checks_distinguish_liveness_from_readiness() {
         drop(held);
         leaving.await.expect("no panic").expect("the model unloads");
         assert_eq!(status("/health/ready").await.1, Value::Null, "an unloaded model is not listed");
-        // A model that stopped because of an error counts as missing until it is unloaded.
+        // A model that stopped because of an error makes the process unhealthy until the model is
+        // unloaded.
         let options = LoadOptions { intensity: Intensity { restarts_max: 0, ..Intensity::SERVING }, ..small() };
         let model = demo(&runtime, options).await;
         let scheduler = model.serving().await.expect("the model serves").scheduler.clone();

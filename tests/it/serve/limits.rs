@@ -184,7 +184,8 @@ fn slow_headers_bodies_and_readers_are_dropped() {
             "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 10\r\n\r\n{";
         stream.write_all(head.as_bytes()).await.expect("the server reads");
         assert!(rest(stream).await.starts_with(b"HTTP/1.1 408"));
-        // The reply to a reader that stops is cancelled once the system's socket buffers are full.
+        // The reply to a reader that stops is cancelled after a write has been blocked for
+        // `body_time`, which happens only when the system's socket buffers are full.
         let mut stream = fixture.connect().await;
         let body = hello(
             json!({"stream": true, "ignore_eos": true, "max_tokens": 230, "logprobs": true, "top_logprobs": 20, "n": 8}),

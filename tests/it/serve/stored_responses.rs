@@ -91,7 +91,7 @@ fn the_oldest_stored_response_is_evicted_beyond_the_limit() {
     });
 }
 
-/// A background response that ends only when its context is full.
+/// A background response that ends only at its token limit or when its context is full.
 fn long() -> Value {
     let schema = json!({"type": "array", "items": {"enum": [1, 2]}, "minItems": 1000});
     let form = json!({"format": {"type": "json_schema", "name": "long", "schema": schema}});

@@ -29,7 +29,8 @@ def by_groups(numbers):
 
 
 def scales_of(numbers, kind):
-    """Scales as defined, in f32: [rows, groups], with one scale per 128 columns."""
+    """The scales of `kind`, in f32: [rows, groups], one for each 128 columns. All scales of a row are equal if `kind` is
+    `rows`, and all scales are equal if it is `fixed`."""
     groups = by_groups(numbers.float().nan_to_num(0.0, float("inf"), float("-inf"))).abs().amax(-1)
     if kind == "fixed":
         return torch.full_like(groups, FIXED)

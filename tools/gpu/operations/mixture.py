@@ -21,7 +21,8 @@ STATIC_BYTES, HALF_BYTES, ALL_BYTES = 4 << 10, 110 << 10, 227 << 10
 
 
 def drawn_logits(rows, experts, skew):
-    """Logits with even routing, with routing by Zipf's law with the exponent `skew`, or with all rows on the same experts."""
+    """Logits whose routing is even (`skew` 0) or follows Zipf's law with the exponent `skew`. With a large `skew`, all rows
+    choose the same experts."""
     liking = torch.arange(1, experts + 1, device="cuda", dtype=torch.float32).log() * -min(skew, 1e4)
     gumbel = -torch.empty(rows, experts, device="cuda").exponential_().log()
     return liking[torch.randperm(experts, device="cuda")] + gumbel
@@ -292,7 +293,7 @@ class Sum:
         return [part.tensor.clone().view(torch.uint8) for part in [self.residual, *parts] if part]
 
     def error(self):
-        """The error of one launch against f64. Infinite if the two operations give different bits."""
+        """The error of the single launch against f64. Infinite if it gives other bits than the two separate operations."""
         self.one()
         torch.cuda.synchronize()
         places = self.places.long().view(self.rows, self.top)

@@ -105,8 +105,8 @@ def case(logits, requests):
 
 
 def draw_logits(shape, kind):
-    """Random logits. `peaked` resembles a language model's logits: most are low, and sixty are much
-    higher. `flat` has normal random numbers. All other kinds are special cases."""
+    """Random logits. `peaked` resembles a language model's logits: most are low, and up to sixty are
+    much higher. `flat` has normal random numbers. All other kinds are special cases."""
     vocabulary = shape[1]
     x = torch.randn(shape, device="cuda")
     if kind == "peaked":

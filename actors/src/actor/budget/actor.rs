@@ -54,7 +54,8 @@ pub struct BudgetState {
     watch: WatchOptions,
     regrowth: Regrowth,
     lending: Lending,
-    /// Whether a model's demand or the size of a lease has changed since lending was last decided.
+    /// Whether lending must be decided again: a model's demand has risen, a resize was requested,
+    /// a probe ran, or borrowed memory must be returned.
     may_lend: bool,
     /// Bytes that this process held outside leases and overhead, at the last probe.
     drifted: Bytes,
@@ -260,8 +261,8 @@ impl Drop for BudgetState {
 }
 
 impl BudgetState {
-    /// Restores state from before a restart: frozen gates, the floors of elastic leases, and leases
-    /// that were being returned.
+    /// Restores state from before a restart: the gates of models, the floors of elastic leases, and
+    /// leases that were being returned.
     fn pick_up(&mut self) {
         let (gates, ending, last_lease, floors) = {
             let books = self.mailbox.books();

@@ -88,12 +88,14 @@ impl Budget {
     }
 
     /// Leases `bytes` for your own code, as a [`Class::external`]. Waits until enough memory is
-    /// returned. Models return their memory when they are unloaded. Dropping the future withdraws
-    /// the request. Dropping the lease returns its bytes.
+    /// returned. Idle models give up KV cache memory for the request, and models return all their
+    /// memory when they are unloaded. Dropping the future withdraws the request. Dropping the lease
+    /// returns its bytes.
     ///
     /// # Errors
     /// [`LeaseError::Refused`] at once if the device is too small, or too many requests wait
     /// already. [`LeaseError::NotExternal`] for a class reserved for models.
+    /// [`LeaseError::Unanswered`] after an hour, or if the runtime has ended.
     pub async fn lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
         self.tenant_lease(class, bytes.into(), true).await
     }
@@ -200,9 +202,9 @@ impl Budget {
         Ok(())
     }
 
-    /// Declares that the lease can shrink and grow from now on. `elastic` receives orders until the
-    /// lease ends, including orders from restarted budget actors. An order that is already due
-    /// arrives at once.
+    /// Declares that the lease can shrink and grow from now on. The callback `elastic.orders`
+    /// receives orders until the lease ends, including orders from restarted budget actors. An
+    /// order that is already due arrives at once.
     pub(crate) fn accept_resize_orders(&self, lease: &Lease, elastic: Elastic) {
         self.mailbox.put(Note::AcceptsResizeOrders(lease.id(), elastic));
     }
@@ -214,7 +216,8 @@ impl Budget {
         SharedKvDemand::new(move || mailbox.put(Note::KvDemand))
     }
 
-    /// Revokes everything that a dead owner held, and waits until all of it is returned.
+    /// Revokes everything that a dead owner and its earlier generations held, and waits until all
+    /// of it is returned.
     ///
     /// # Errors
     /// The budget actor did not answer.

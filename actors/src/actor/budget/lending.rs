@@ -2,8 +2,9 @@
 //!
 //! A model's share is the size of its KV cache at READY. While a model has no requests, it lends
 //! everything above its floor to models whose requests wait for blocks. The model gets its share
-//! back when it has requests again. While a lease for user code or for a starting model waits,
-//! borrowed memory is called back, and idle models give up their memory above the floor.
+//! back when it has requests again. While a lease for user code or for a starting model waits, as
+//! many borrowed bytes as the lease lacks are called back. If that is not enough, idle models give
+//! up memory above their floor.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -30,15 +30,15 @@ pub struct BudgetMailbox {
     notes: Mutex<VecDeque<Note>>,
     seat: watch::Sender<Seat>,
     next_request: AtomicU64,
-    /// The live leases. Only the budget actor writes this table. Metrics read it, and so does a
-    /// successor that rebuilds the ledger.
+    /// The live leases. Only the budget actor writes this table, except that `forget_device` clears
+    /// it. Metrics read the table, and so does a successor that rebuilds the ledger.
     leases: DashMap<LeaseId, Holding>,
     books: Arc<Mutex<Books>>,
     events: EventLog,
 }
 
-/// State that a restarted budget actor must enter into its ledger again. Only the current budget
-/// actor writes it.
+/// State that a restarted budget actor must enter into its ledger again. While the mailbox is
+/// open, only the current budget actor writes this state, except that `forget_device` resets it.
 #[derive(Default)]
 pub(super) struct Books {
     /// Revoke handles of live segments, and memory that waits for its fence. A successor without

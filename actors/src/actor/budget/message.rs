@@ -4,8 +4,8 @@ use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, LeaseId, Owner, Refus
 
 use crate::{responder::Responder, supervise::FaultInjection};
 
-/// Messages from any holder of a [`Budget`](super::Budget). Backpressure comes from the ledger's
-/// bounded queue of waiting requests.
+/// Messages from holders of a [`Budget`](super::Budget), from the mailbox and from the actor
+/// itself. Backpressure comes from the ledger's bounded queue of waiting requests.
 pub enum BudgetMessage {
     /// Asks for a lease. The reply is sent when the ledger grants or refuses the lease.
     Ask {
@@ -16,7 +16,8 @@ pub enum BudgetMessage {
         wait: bool,
         reply: Responder<Result<Lease, Refusal>>,
     },
-    /// Resizes a lease. A request to shrink is answered when the fence has passed.
+    /// Resizes a lease. Before the owner sends a request to shrink, it shrinks the segment, which
+    /// waits for the fence of the segment's last use.
     Resize {
         id: RequestId,
         lease: LeaseId,
@@ -28,8 +29,8 @@ pub enum BudgetMessage {
     },
     /// Withdraws a request whose sender was dropped before the answer.
     Withdraw(RequestId),
-    /// Revokes everything that a dead owner held. The reply is sent when all memory of the owner
-    /// has been returned.
+    /// Revokes everything that a dead owner and its earlier generations held. The reply is sent
+    /// when all of it has been returned and no borrowed memory must be returned any more.
     OwnerDied {
         owner: Owner,
         reply: Responder<()>,
@@ -51,7 +52,7 @@ pub enum BudgetMessage {
     Measure(Responder<Snapshot>),
     /// Returns the bytes of each class and owner, from the ledger without a new measurement.
     Snapshot(Responder<Snapshot>),
-    /// Wakes the actor, because leases have posted release notes to the mailbox.
+    /// Wakes the actor, because notes were posted to the mailbox.
     Notes,
     /// Polls the fences that leases wait for.
     Poll,

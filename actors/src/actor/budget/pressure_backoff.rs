@@ -1,11 +1,11 @@
 //! Pure: the amount of memory to free in advance while another process keeps taking memory.
 //!
 //! A process can take only free memory, so leases first free as many bytes as the process has
-//! taken. Each time the process takes those bytes too within a short time, the amount freed in
-//! advance doubles, as in TCP slow start (Jacobson 1988). A process that wants tens of GiB
-//! therefore waits for a few resizes of the KV cache instead of hundreds. Each resize delays
-//! running steps. Memory that the process leaves unused returns to the KV cache after it has stayed
-//! free for a while.
+//! taken. If the process keeps taking memory, leases also free memory in advance. Each time the
+//! process takes at least half of that amount, the amount doubles, as in TCP slow start (Jacobson
+//! 1988). A process that wants tens of GiB therefore waits for a few resizes of the KV cache
+//! instead of hundreds. Each resize delays running steps. Memory that the process leaves unused
+//! returns to the KV cache after it has stayed free for a while.
 
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ pub struct Pressure {
     /// Time since the budget actor started.
     pub at: Duration,
     pub foreign: Bytes,
-    /// The full size of the canary, which is also the smallest amount freed in advance.
+    /// The full size of the canary. It is also the first amount freed in advance, up to the limit
+    /// of `AHEAD_PARTS`.
     pub canary: Bytes,
     /// Total bytes of the device.
     pub total: Bytes,
@@ -42,8 +43,10 @@ impl PressureBackoff {
         self.pressed.map(|pressed| at.saturating_sub(pressed))
     }
 
-    /// Bytes to free in addition to the bytes owed. The amount doubles if the other process has
-    /// taken more memory since the previous call, and that call was less than `soon` ago.
+    /// Bytes to free in addition to the bytes owed. The amount is 0 at the first call, and at each
+    /// call that comes at least `soon` after the previous call. Once the other process has taken
+    /// half of the canary's size, the amount is that size. Each time that the process has then
+    /// taken half of the amount, the amount doubles, up to the limit of `AHEAD_PARTS`.
     pub fn ahead(&mut self, seen: Pressure, soon: Duration) -> Bytes {
         let Pressure { at, foreign, canary, total } = seen;
         let goes_on = self.since(at).is_some_and(|since| since < soon);

@@ -44,8 +44,8 @@ pub struct EngineState {
     change: Option<BackgroundTask>,
     /// Demand for KV cache memory. `None` if the user fixed the size of the cache.
     demand: Option<Arc<SharedKvDemand>>,
-    /// The task that captures graphs on a new lane. Until this task ends, the lane launches decode
-    /// steps kernel by kernel.
+    /// The task that captures graphs on a new lane. Until a size is captured, the lane launches
+    /// decode steps of that size kernel by kernel.
     recapture: Latest,
     born: Instant,
 }

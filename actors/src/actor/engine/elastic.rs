@@ -31,7 +31,7 @@ const FENCE_POLL: Duration = Duration::from_micros(500);
 /// engine.
 #[derive(Debug, Error)]
 pub enum ElasticError {
-    /// The device failed to unback memory.
+    /// The device failed to back or unback memory.
     #[error("while resizing keys and values: {0}")]
     Device(#[from] DeviceError),
     /// The budget refused to shrink the lease, or did not answer.

@@ -97,7 +97,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Bytes of device memory that the plan lacks. `None` for any other error.
+    /// Bytes of device memory that the plan lacks. `None` if the error has another cause.
     pub fn short_by(&self) -> Option<Bytes> {
         match self {
             StartError::DoesNotFit(unfit) => Some(unfit.short_by()).filter(|bytes| !bytes.is_zero()),

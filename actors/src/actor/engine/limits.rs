@@ -12,8 +12,9 @@ use bursar_model::{
 use super::StartError;
 use crate::knobs::{Limits, LoadOptions, Names};
 
-/// Minimum default size of an encoder batch, in patches: one picture of 896 x 896 pixels, so that
-/// smaller pictures share a batch. A smaller batch gains nothing, because it does not fill a GPU.
+/// Default size of an encoder batch in patches, unless the device's default is smaller or pictures
+/// may be larger: one picture of 896 x 896 pixels, in patches of 14 x 14 pixels. Smaller pictures
+/// share a batch. A smaller batch gains nothing, because it does not fill a GPU.
 const SHARED_LAUNCH_PATCHES: usize = 4096;
 
 /// Bounds of a model's inputs before the user sets any limits.
@@ -104,7 +105,8 @@ impl LoadOptions {
         };
         let of_pixels = |pixels: u64| usize::try_from(pixels / patch_pixels).unwrap_or(usize::MAX);
         let requested = limits.picture_pixels.map(of_pixels).or(limits.picture_patches);
-        // An envelope that the user set is used unchanged.
+        // The encoder batch of an envelope that the user set is used unchanged, unless the user
+        // also limited encoder batches or pictures.
         let is_given = self.envelope.is_some();
         let launch = limits.launch_patches.or((is_given && requested.is_none()).then_some(envelope.launch_patches));
         let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merge) };
@@ -172,8 +174,8 @@ fn in_pixels(error: LimitError, pixels: u64, patch_pixels: u64) -> LimitError {
     LimitError { limit: "picture_pixels".to_owned(), value: usize::try_from(pixels).unwrap_or(usize::MAX), required }
 }
 
-/// The processor that resizes pictures to this many patches. Pixel limits that the user set replace
-/// the limits of `processor`.
+/// The processor that resizes pictures to at most this many patches. Pixel limits that the user set
+/// replace the limits of `processor`. For tiled pictures, the maximum can only be lowered.
 fn limit_pictures(
     processor: &ImageProcessor,
     limits: &Limits,

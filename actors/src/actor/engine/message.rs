@@ -39,8 +39,8 @@ pub enum EngineMessage {
         /// The sizes captured, or the reason why capturing failed.
         outcome: Result<Result<Recaptured, CaptureError>, BackgroundTaskDied>,
     },
-    /// An order of the budget to resize the KV cache. The budget sends at most one order per probe,
-    /// and one per change of the bytes owed.
+    /// An order of the budget to resize the KV cache. The budget sends orders after probes, after
+    /// changes of the bytes owed, and when it decides about lending.
     Ordered(ResizeOrder),
     /// A resize of the KV cache has ended.
     PoolChanged(Result<Result<ResizeOutcome, ElasticError>, BackgroundTaskDied>),

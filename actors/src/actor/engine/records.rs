@@ -39,8 +39,8 @@ impl EngineArguments {
 }
 
 impl Search {
-    /// Looks for a profile that applies. If files exist but none of them applies, the reasons are
-    /// reported to the progress sink. This call blocks.
+    /// Looks for a profile that applies. If profiles are recorded but none applies, or the file
+    /// cannot be used, the reasons are reported to the progress sink. This call blocks.
     pub(super) fn look_up(self, sought: &RecordQuery<'_>) -> Result<Records, DeviceError> {
         let EngineArguments { label, source, options, device, progress, .. } = &self.arguments;
         let executor = sought.executor;

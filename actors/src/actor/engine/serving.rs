@@ -20,15 +20,15 @@ use crate::{
 pub struct Serving {
     /// The number of the generation, larger than the number of any earlier generation.
     pub generation: u64,
-    /// The number of times that the device refused memory to a step or encoder batch before this
-    /// generation. Restarts after such a refusal do not count against the requests of the model.
+    /// The number of attempts that were refused memory before this generation, during the start or
+    /// while serving. Restarts after such a refusal do not count against the requests of the model.
     pub refusals: u32,
     /// The vision actor. `None` for a model without pictures.
     pub vision: Option<ActorRef<VisionMessage>>,
     pub scheduler: ActorRef<SchedulerMessage>,
     pub context: Arc<ModelContext>,
-    /// `true` if an earlier start has recorded the size. In that case, the worst cases ran once, at
-    /// the recorded size, instead of twice.
+    /// `true` if the size comes from an earlier start. With a recorded profile, the worst cases ran
+    /// once, at the recorded size. After a sleep, they did not run again.
     pub is_warm: bool,
     /// The capacity of the KV cache in tokens when this generation began. The capacity may have
     /// changed since (ADR 3).

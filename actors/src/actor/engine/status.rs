@@ -9,14 +9,15 @@ use super::{Serving, StartError};
 /// The status that a model's handles see.
 #[derive(Clone)]
 pub enum Status {
-    /// The model is not ready yet, or its actors are being replaced after a death.
+    /// The model is not ready yet, or its actors are being replaced after a death or a refusal of
+    /// memory.
     Starting,
     Ready(Serving),
     /// A wake-up has failed, or a load that may wait for memory has failed. The runtime decides
     /// what happens next.
     NotWoken(Arc<StartError>),
     Failed(Arc<StartError>),
-    /// The model was shut down, or was given up after a crash loop.
+    /// The model was shut down or given up after a crash loop, or its runtime has failed.
     Stopped {
         reason: Arc<str>,
     },

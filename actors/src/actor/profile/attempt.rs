@@ -1,4 +1,4 @@
-//! An attempt at sizing: probe, stress, measure, back, validate.
+//! An attempt at sizing: probe, stress, capture, measure, back, validate.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -60,12 +60,12 @@ pub struct Attempt {
     /// Determines how many layers the worst cases run through, before sizing and at the final size.
     pub stress_level: StressLevel,
     pub attempt_progress: AttemptProgress,
-    /// The recorded profile, if one applies. Its KV cache size is backed at once, and the worst
-    /// cases run only at that size.
+    /// The recorded profile, if one applies. Its KV cache size is backed if this start measures
+    /// about the same size, and the worst cases run only at that size.
     pub warm: Option<Arc<RecordedProfile>>,
-    /// KV blocks that the model had when it last served. If enough memory is free, the target is at
-    /// least this size, even if other models have taken memory since then and the user's share of
-    /// the remaining memory is now smaller.
+    /// KV blocks that the model had when it last served. If enough memory is free and the user
+    /// fixed no size, the target is at least this size, even if other models have taken memory
+    /// since then and the user's share of the remaining memory is now smaller.
     pub had: Option<usize>,
     /// Set if the model wakes up: the record of the sizes that were stressed before the model went
     /// to sleep. No worst case runs again, because the same process runs the same kernels on the
@@ -202,8 +202,8 @@ impl Attempt {
         Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.of_another_engine()) })
     }
 
-    /// Records the measurements of this start for later starts. A failure to record them does not
-    /// fail the start.
+    /// Records the measurements of this start for later starts, unless this start relied on a
+    /// recorded profile. A failure to record them does not fail the start.
     async fn write_down(&self, record: &ProfileRecord) {
         let (None, Some(records)) = (&self.warm, self.records.clone()) else { return };
         let (record, shrinks) = (record.clone(), self.shrinks);
@@ -435,8 +435,8 @@ impl Attempt {
         }
     }
 
-    /// Returns the memory that is available for the KV cache, including the `probe` bytes that the
-    /// cache already has.
+    /// Returns the memory that is available for the KV cache, and separately the `probe` bytes that
+    /// the cache already has.
     async fn kv_capacity(&self, probe: Bytes) -> Result<KvCapacity, ProfileError> {
         let available = self.budget.available_while_sizing().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;

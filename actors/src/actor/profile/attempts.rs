@@ -13,7 +13,7 @@ use crate::supervise::{Decision, Policy, RestartLog};
 #[serde(rename_all = "snake_case", tag = "outcome")]
 pub enum Outcome {
     Ready,
-    /// Memory was refused. The next attempt asks for less.
+    /// Memory was refused. The next attempt asks for less, unless the user fixed the size.
     Refused {
         evidence: Evidence,
     },
@@ -47,7 +47,8 @@ pub struct AttemptReport {
 #[derive(Debug)]
 pub struct Attempts {
     ended: u32,
-    /// Number of ended attempts that were refused memory.
+    /// Number of ended attempts that were refused memory. Attempts that relied on a recorded
+    /// profile are not counted.
     shrinks: u32,
     /// KV blocks of the first target: the planned number until an attempt has measured the
     /// available memory, then the measured number.
@@ -125,9 +126,9 @@ impl Attempts {
         }
     }
 
-    /// Records that the current attempt relied on a recorded profile that did not match. The next
-    /// attempt measures again and asks for all the memory that it finds. Returns a wait of zero, or
-    /// `None` if this attempt was the last.
+    /// Records that the current attempt, which relied on a recorded profile, failed at `now`. The
+    /// next attempt measures again and asks for all the memory that it finds. Returns a wait of
+    /// zero, or `None` if this attempt was the last.
     pub fn forgone(&mut self, now: Duration) -> Option<Duration> {
         self.ended += 1;
         self.first.iter_mut().for_each(|first| first.is_measured = false);

@@ -6,8 +6,9 @@ use bursar_kernels::{BLOCK_TOKENS, KvShape};
 use super::{KvShare, Sizing};
 use crate::compute::memory::KvMemory;
 
-/// The user's choice of the KV cache size. A size takes precedence over a share. If nothing is set,
-/// the default depends on the kind of device ([`KvShare::expected_of`]).
+/// The user's choice of the KV cache size. A size takes precedence over a share, `kv_tokens` over
+/// `kv_bytes`, and `device_fraction` over `memory_fraction`. If nothing is set, the default depends
+/// on the kind of device ([`KvShare::expected_of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KvChoice {
     /// A share of the remaining memory, above 0 and up to 1.

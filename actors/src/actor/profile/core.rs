@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{compute::memory::KvMemory, supervise::Intensity, token_interval::MeasuredCosts};
 
-/// Maximum number of attempts: the first one and three smaller ones.
+/// Maximum number of attempts within an hour: the first attempt and three retries.
 pub const ATTEMPTS_MAX: u32 = 4;
 
 /// Limit on retries, shared by deaths and memory refusals. A retry after a death starts only after

@@ -16,7 +16,7 @@ pub struct Evidence {
     /// The class of the lease. `None` if the driver needed the memory itself, for example for a
     /// kernel launch.
     pub class: Option<Class>,
-    /// Bytes requested. 0 if the driver does not report them.
+    /// Bytes requested. 0 if the error does not report them.
     pub asked: Bytes,
     /// Free bytes, as reported by the budget or the device that refused.
     pub free: Bytes,

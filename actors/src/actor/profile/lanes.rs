@@ -27,7 +27,8 @@ pub struct LaneResources {
 }
 
 impl Lanes {
-    /// Waits until neither lane has a running job.
+    /// Waits until no step, encoder batch or copy is in flight on either lane. Captures and worst
+    /// cases are not waited for.
     pub async fn idle(&self) {
         self.step.idle().await;
         if let Some(vision) = &self.vision {

@@ -24,12 +24,13 @@ use crate::{
 };
 
 /// Time limits of the measurement: the first on a host, the second on a GPU. The limit applies to
-/// all measured steps together, and again to all measured encoder batches together. The times of
-/// sizes that were not measured are extrapolated.
+/// all measured steps together, and again to all measured encoder batches together. The first two
+/// steps and the first encoder batch are measured in any case. The times of sizes that were not
+/// measured are extrapolated.
 const ALLOWED: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(1500));
 
-/// Number of runs of each sample. The fastest run counts, because the first one loads kernels and
-/// fills caches.
+/// Number of runs of each sample, or fewer if the time limit is reached. The fastest run counts,
+/// because the first run loads kernels and fills caches.
 const RUNS: usize = 2;
 
 /// Prompt tokens of the measured steps. One more measured step has as many prompt tokens as a step

@@ -13,7 +13,7 @@ pub enum Progress {
     /// A file of the checkpoint is downloaded from the hub.
     Fetching {
         file: Arc<str>,
-        /// Bytes downloaded so far, including those found on disk.
+        /// Bytes downloaded so far, including bytes that were found on disk.
         done: Bytes,
         /// Size of the file.
         total: Bytes,

@@ -1,5 +1,5 @@
-//! Storage of recorded profiles: one file per model and device, with the latest profile of each
-//! profile key.
+//! Storage of recorded profiles: one file per model and device, with the latest profile of each of
+//! up to four profile keys.
 
 use std::path::{Path, PathBuf};
 

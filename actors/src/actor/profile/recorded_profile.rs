@@ -10,8 +10,8 @@ use crate::token_interval::MeasuredCosts;
 
 /// The measurements of a start and the facts that they depend on. A later start reuses the size of
 /// the KV cache, the fastest algorithm for each GEMM, and the measured times. It also runs each
-/// worst case once instead of twice. The permits of the later start come from its own
-/// [`ProfileRecord`], with limits from its envelope and newly measured peaks.
+/// worst case once, not twice as a GPU otherwise does. The permits of the later start come from its
+/// own [`ProfileRecord`], with limits from its envelope and newly measured peaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordedProfile {

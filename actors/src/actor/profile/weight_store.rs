@@ -238,7 +238,8 @@ impl WeightStore {
     /// leased, or if no weights are loaded.
     ///
     /// # Errors
-    /// The host or the device refuses the copy. The weights then stay where they were.
+    /// The copy fails, and the weights stay where they were. Or unbacking fails, and the weights
+    /// count as away.
     pub fn put_away(&self) -> Result<bool, DeviceError> {
         let (Some(segment), Some(copied)) = (self.segment(), self.copy()?) else { return Ok(false) };
         let started = Instant::now();

@@ -159,8 +159,8 @@ impl Actor for RuntimeActor {
         Ok(())
     }
 
-    /// Handles a message. This function never waits for the budget actor, because the runtime actor
-    /// must be able to restart the budget actor at any time.
+    /// Handles a message. This function never waits for an answer of the budget actor, because the
+    /// runtime actor must be able to restart the budget actor at any time.
     async fn handle(
         &self,
         myself: ActorRef<RuntimeMessage>,
@@ -193,8 +193,8 @@ impl Actor for RuntimeActor {
     async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
         let mut state = self.state().await;
         let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
-        // The callers that wait for the shutdown are answered below. Callers without an answer get
-        // the error that the runtime has ended.
+        // The callers that wait for the shutdown are answered below. All other callers that wait
+        // for an answer get the error that the runtime has ended.
         drop(state.budget.kill_and_wait(None).await);
         state.settings.mailbox().close();
         drop(state);

@@ -41,9 +41,9 @@ pub enum DeviceChoice {
 /// which the model's attention heads can be sharded.
 #[derive(Clone)]
 pub struct MinDevicesFor {
-    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs. The
-    /// devices with the most free memory are taken. A device that the caller provides is used
-    /// unchanged.
+    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], the first
+    /// eight GPUs. The devices with the most free memory are taken. A device that the caller
+    /// provides is used unchanged.
     pub of: DeviceChoice,
     /// The models that the runtime will load, with their options. Each model is planned as if it
     /// were the only one. The result is the largest number of devices that any model needs or asks

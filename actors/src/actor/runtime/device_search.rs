@@ -100,7 +100,8 @@ impl Candidates {
 
     /// Opens all candidates and sorts them by free memory, largest first. Returns them with the
     /// free bytes of each device, indexed by device number. With [`DeviceChoice::Auto`], the list
-    /// ends before the first GPU that cannot be used.
+    /// ends before the first GPU that cannot be used. If GPU 0 exists but cannot be used, its error
+    /// is returned.
     ///
     /// # Errors
     /// A named device does not exist, or a device returns an error.

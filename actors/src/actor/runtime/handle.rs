@@ -30,8 +30,8 @@ pub struct RuntimeConfig {
     /// Device bytes that are kept free on purpose. These bytes are given up first when another
     /// process takes memory. Default: 256 MiB, or a sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
-    /// Host memory for decoded pictures of all requests together, and for the weights of sleeping
-    /// models. Default: 1 GiB.
+    /// Host memory for decoded pictures of all requests together, for the weights of sleeping
+    /// models, and for the host tiers of [`LoadOptions::swap_space`]. Default: 1 GiB.
     pub host_bytes: Bytes,
     /// How many restarts of the budget actor are tolerated, and within what time. One more restart
     /// ends the runtime. Default: [`Intensity::BUDGET`].
@@ -224,7 +224,9 @@ impl Runtime {
     /// becomes READY. `progress` is called for each step and must not block.
     ///
     /// # Errors
-    /// [`RuntimeError::Start`] with the reason and a hint. Nothing stays leased.
+    /// [`RuntimeError::Start`] with the reason and a hint. Nothing stays leased. If the runtime has
+    /// ended: [`RuntimeError::Device`] if its device was lost, otherwise
+    /// [`RuntimeError::Unanswered`].
     pub async fn load_with(
         &self,
         source: ModelSource,
@@ -382,7 +384,8 @@ impl Runtime {
         self.inner.shown.device.borrow().clone()
     }
 
-    /// Returns the reason why host memory is used, if [`DeviceChoice::Auto`] found no GPU.
+    /// Returns the reason why host memory is used, if [`DeviceChoice::Auto`] or
+    /// [`DeviceChoice::AutoRanks`] found no GPU.
     pub fn host_fallback_reason(&self) -> Option<&DeviceError> {
         self.inner.host_fallback_reason.as_ref()
     }

@@ -29,7 +29,7 @@ impl FromIterator<Health> for Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelHealth {
-    /// The model is being loaded and sized, or dead actors are being replaced. Requests wait.
+    /// The model is being loaded, sized or woken, or dead actors are being replaced. Requests wait.
     Starting,
     /// The model takes requests.
     Ready,

@@ -125,8 +125,8 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// `address` is not an address or is taken, or another recorder is installed. The error says
-    /// what to do.
+    /// `address` is not an address or is taken, another recorder is installed, or the recorder's
+    /// thread cannot be spawned. The error's hint says what to do.
     ///
     /// # Panics
     /// Outside a tokio runtime, or in one without `enable_io` and `enable_time`.

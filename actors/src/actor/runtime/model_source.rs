@@ -30,7 +30,7 @@ impl ModelSource {
 
     /// A model on the public Hugging Face hub, `org/name` or `org/name@revision`, which is
     /// downloaded into the user's cache. Files in the cache are not downloaded again. The text
-    /// after the slash is the model's name.
+    /// after the slash, without the revision, is the model's name.
     #[cfg(feature = "hub")]
     pub fn hub(id: &str) -> Self {
         ModelSource::hub_with(id, HubOptions::default())

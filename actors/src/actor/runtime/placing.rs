@@ -17,8 +17,8 @@ use crate::engine::{LoadOptions, StartError};
 #[derive(Clone)]
 pub struct PlacementRequest {
     /// The devices to choose from: the devices of [`DeviceChoice::CudaRanks`] or
-    /// [`DeviceChoice::HostRanks`] or, with [`DeviceChoice::Auto`], all GPUs. With any other
-    /// choice, all models share the chosen device.
+    /// [`DeviceChoice::HostRanks`] or, with [`DeviceChoice::Auto`], the first eight GPUs. With any
+    /// other choice, all models share the chosen device.
     pub of: DeviceChoice,
     /// Number of devices over which to shard a model that does not set [`LoadOptions::ranks`].
     /// `None` means the fewest devices on which the model fits.

@@ -59,7 +59,7 @@ pub struct SchedulerArguments {
     pub model: Label,
     /// Bytes of one block over all layers, for metrics.
     pub block_bytes: Bytes,
-    /// The callback for a step that is refused memory. It makes the engine replace this actor.
+    /// Called if a step or copy is refused memory. The call makes the engine replace this actor.
     pub refused: RefusalSink,
     /// The promised token interval, and the costs used to keep it.
     pub pacing: Pacing,
@@ -102,8 +102,8 @@ pub struct SchedulerState {
     stepped_at: Instant,
     /// Counts since the last [`count`](Self::count).
     counted: Counted,
-    /// `true` once a step was refused memory. The engine has been informed, and is about to replace
-    /// this actor.
+    /// `true` once a step or copy was refused memory. The engine has been informed, and is about to
+    /// replace this actor.
     is_refused: bool,
     /// The tokens of the step that just ended, with the details that the core does not need.
     chosen: BTreeMap<SequenceId, VecDeque<Result<Token, SamplingError>>>,

@@ -97,8 +97,8 @@ pub struct SchedulerCore {
     admission_paused: bool,
     /// Whether some sequences wait although there are permits for them.
     lacks_blocks: bool,
-    /// The pool must shrink to this many blocks. Nothing is planned until the running steps have
-    /// ended, because they may use any block.
+    /// The pool must shrink to this many blocks. Nothing is planned until the running steps and
+    /// copies have ended, because they may use any block.
     shrinks_to: Option<usize>,
     replies: ReplyLengths,
     /// Errors, in tokens, of the predicted lengths of replies that have ended since the last
@@ -336,8 +336,8 @@ impl SchedulerCore {
         Some(sequence)
     }
 
-    /// Whether the next step can be planned: no step is running, or one step is running and the
-    /// host must see the latest tokens of only a few sequences before they can continue.
+    /// Whether the next step can be planned. While one step runs, nothing may pause look-ahead, and
+    /// few sequences may wait until the host sees their tokens. A pending shrink stops planning.
     fn may_plan(&self) -> bool {
         match self.under_way.len() {
             _ if self.shrinks_to.is_some() => false,

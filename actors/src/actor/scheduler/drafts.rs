@@ -7,10 +7,10 @@ use std::fmt;
 /// Maximum number of earlier occurrences that one lookup compares.
 const COMPARED_MAX: usize = 32;
 
-/// Maximum size of the index, in entries of 4 bytes.
+/// Maximum size of the index's hash table, in entries of 4 bytes.
 const HEADS_MAX: usize = 1 << 17;
 
-/// Maximum number of tokens for which drafts are withheld after a rejection.
+/// Maximum number of steps for which drafts are withheld after a rejection.
 const WITHHELD_MAX: u32 = 64;
 
 /// Length, in tokens, of the n-gram at the end of a sequence. Drafts require an earlier occurrence
@@ -35,7 +35,7 @@ impl Default for NgramSizes {
 pub enum DraftSource {
     /// Prompt lookup: the tokens that followed an earlier occurrence of the last tokens.
     PromptLookup(NgramSizes),
-    /// The draft head of the model, such as that of Qwen3.5 (multi-token prediction).
+    /// The draft head of the model (multi-token prediction), as in Qwen3.5.
     DraftHead,
 }
 
@@ -93,8 +93,9 @@ impl PromptLookup {
 
     /// Drafts up to `count` tokens: the tokens that followed the latest earlier occurrence of the
     /// longest n-gram at the end of `tokens` that occurred before. Empty if no n-gram of
-    /// `sizes.min` tokens occurred before. The draft ends before the first token at whose index
-    /// `may_draft` returns `false`. All of `tokens` must be in the index.
+    /// `sizes.min` tokens occurred before. At most `COMPARED_MAX` earlier occurrences are compared.
+    /// The draft ends before the first token at whose index `may_draft` returns `false`. All of
+    /// `tokens` must be in the index.
     pub fn draft(&self, tokens: &[u32], count: usize, may_draft: impl Fn(usize) -> bool) -> Vec<u32> {
         assert_eq!(self.before.len(), tokens.len() + 1, "the index covers all tokens");
         let (mut longest, mut from) = (self.sizes.min - 1, 0);
@@ -163,7 +164,7 @@ pub(super) struct Backoff {
     tolerated: u32,
     /// Number of steps in a row in which every draft was rejected.
     rejections: u32,
-    /// Tokens for which drafts are still withheld.
+    /// Steps for which drafts are still withheld.
     withheld: u32,
 }
 

@@ -15,7 +15,8 @@ pub struct StepPlan {
     pub batch: StepBatch,
     /// The sequence of each part of the batch.
     pub parts: Vec<SequenceId>,
-    /// Whether the step runs tokens of a sequence that has not produced any.
+    /// Whether the step runs a sequence that does not decode: its prompt, or tokens that are
+    /// recomputed after a preemption.
     pub has_prompts: bool,
     /// The rows of logits of each sequence that chooses tokens, in order.
     pub rows: Vec<ChosenRows>,

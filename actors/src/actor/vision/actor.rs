@@ -61,8 +61,8 @@ pub struct VisionArguments {
     pub tenant_weights: TenantWeights,
     /// How many requests' pictures are decoded at once.
     pub decode_threads: usize,
-    /// The callback for an encoder batch that is refused memory. The callback makes the engine
-    /// replace this actor.
+    /// The callback for an encoder batch or copy that is refused memory. The callback makes the
+    /// engine replace this actor.
     pub refused: RefusalSink,
 }
 
@@ -82,8 +82,8 @@ pub struct VisionState {
     /// Whether one of the `decoding` requests waits for host memory. Only one request waits at a
     /// time, so that an urgent request waits for at most one other request.
     is_leasing: bool,
-    /// `true` once an encoder batch was refused memory. The engine has been informed, and is about
-    /// to replace this actor.
+    /// `true` once an encoder batch or copy was refused memory. The engine has been informed, and
+    /// is about to replace this actor.
     is_refused: bool,
 }
 
@@ -252,8 +252,9 @@ impl VisionState {
         metric::ENCODER_CACHE_HITS_TOTAL.add(&self.arguments.model_label, hits);
     }
 
-    /// Answers from the cache if it has all pictures. Otherwise queues for decoding the files whose
-    /// pictures have no rows on the device or the host.
+    /// Answers from the cache if it has all pictures. Otherwise queues the request for rows. Files
+    /// are decoded before that if their pictures are neither on the device nor on the host. Without
+    /// a host tier, all files are decoded.
     fn embed(&mut self, myself: &ActorRef<VisionMessage>, request: EmbedRequest) -> Vec<Effect> {
         let known: Vec<Option<Known>> =
             request.plans.iter().map(|plan| self.known.pictures(&plan.key()).map(<[_]>::to_vec)).collect();

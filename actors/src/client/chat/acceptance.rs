@@ -39,7 +39,8 @@ impl ModelHandle {
     /// Sends a chat to the model, and returns its reply as a stream of events.
     ///
     /// # Errors
-    /// Anything outside the envelope is refused immediately, with the limit, the value and a hint.
+    /// Anything outside the envelope is refused before the request is queued, with the limit, the
+    /// value and a hint.
     /// [`ChatError::Overloaded`] if the limit of requests that run or wait has been reached.
     /// [`ChatError::ShuttingDown`] if the model only waits for running requests to end.
     /// [`ChatError::Asleep`] if the model sleeps and could not be woken. Later errors arrive as the
@@ -50,10 +51,10 @@ impl ModelHandle {
     }
 
     /// Sends a chat and returns several replies to it. The first sample computes the prompt, and
-    /// all samples share its KV blocks. Each sample counts as a separate request and has its own
-    /// reply. Each sample's seed is one higher than the seed before it, so a sample equals the
-    /// reply of [`chat`](ModelHandle::chat) with that seed. Log-probabilities of the prompt are
-    /// sent only with the first sample.
+    /// all samples share its whole KV blocks. Each sample counts as a separate request and has its
+    /// own reply. Each sample's seed is one higher than the seed before it, so a sample equals the
+    /// reply of [`chat`](ModelHandle::chat) with that seed, except for rounding on a GPU (see
+    /// [`Chat::seed`]). Log-probabilities of the prompt are sent only with the first sample.
     ///
     /// # Errors
     /// See [`chat`](ModelHandle::chat). Also [`ChatError::Samples`] for zero samples, or for more

@@ -11,7 +11,8 @@ use thiserror::Error;
 
 use crate::{deadline::Deadline, engine::StartError, responder::AskError, sleep::SleepError, vision::VisionError};
 
-/// The reason why a chat was not answered, or why its reply ended early. No other chat is affected.
+/// The reason why a chat was not answered, or why its reply ended early. An error of
+/// [`ErrorKind::Request`] affects no other chat.
 #[derive(Clone, Debug, Error)]
 pub enum ChatError {
     #[error("the chat has no turn")]
@@ -220,9 +221,11 @@ impl Hint for ChatError {
 pub enum ErrorKind {
     /// The request is malformed or outside the limits. It would fail again.
     Request,
-    /// The model is busy. The same request may succeed later.
+    /// The model is busy, asleep or too slow. The same request may succeed later.
     Busy,
-    /// The model or the runtime has failed. No request will succeed until an operator intervenes.
+    /// The fault is in the model or the runtime, not in the request. If the model has failed or
+    /// stopped, no request succeeds until an operator intervenes. After other errors, such as
+    /// [`ChatError::NonFiniteLogits`], other requests may succeed.
     Model,
 }
 

@@ -109,7 +109,7 @@ impl ModelHandle {
         }
     }
 
-    /// Puts the model to sleep. A sleeping model holds no device memory. The model wakes
+    /// Puts the model to sleep. A sleeping model holds no lease of device memory. The model wakes
     /// up on [`wake`](Self::wake) or on the next request, which waits until the model is awake.
     /// Running requests end before the model sleeps, and new requests wait. Returns when the memory
     /// is free.
@@ -198,8 +198,8 @@ impl ModelHandle {
         self.serving_after(0).await
     }
 
-    /// Waits for serving actors of a later [`generation`](Serving::generation) than this one: the
-    /// successors of actors that died.
+    /// Waits for serving actors of a later [`generation`](Serving::generation) than this one, such
+    /// as the successors of actors that died.
     ///
     /// # Errors
     /// See [`serving`](ModelHandle::serving).

@@ -9,9 +9,9 @@
 //! | `stopwatch`, `timeout` | metrics and deadlines of a request, from its arrival to its end |
 //! | `facts`, `blocks` | facts about a model, and subscriptions to its KV blocks |
 //!
-//! Each request is driven by a task outside the supervision tree, so a request survives the death
-//! of an actor. After a death, this driver submits the prompt and the tokens generated so far
-//! again, and the caller sees only a pause.
+//! Each request is driven by a task outside the supervision tree, so a request survives up to two
+//! deaths of actors. After a death, this driver submits the prompt and the tokens generated so far
+//! again, and the caller sees only a pause. A third death ends the request with an error.
 
 mod acceptance;
 mod blocks;

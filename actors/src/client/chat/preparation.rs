@@ -86,8 +86,8 @@ impl Preparation {
         let shown = Shown::of(chat, context, tokens_limit(context, kv_tokens))?;
         let tokens_max = tokens_max(chat, context, &shown, kv_tokens)?;
         let Shown { prompt, pictures, reply } = shown;
-        // Compiling a grammar takes the most time, so the grammar is compiled after the checks that
-        // can refuse a chat at once.
+        // Compiling a grammar takes the most time, so the grammar is compiled only after the prompt
+        // has been accepted.
         let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         // All samples share the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
@@ -115,7 +115,8 @@ impl Preparation {
         Ok(prepared.collect())
     }
 
-    /// Returns `true` if this end token was set by the chat and is not an end token of the model.
+    /// Returns `true` if only the chat makes this token an end token: the model has no such end
+    /// token, or the chat ignores the model's end tokens.
     pub(crate) fn is_asked_end(&self, token: u32) -> bool {
         !self.own_ends.contains(&token)
     }

@@ -17,8 +17,9 @@ pub use settings::ToolChoice;
 pub(crate) use settings::{ChatScheduling, Generation};
 
 /// A conversation with the settings for its reply. A chat is an ordinary value that can be stored,
-/// cloned and continued. Nothing is checked until the chat is sent to a model. Then anything
-/// outside the model's limits is refused, with the limit, the value and a hint.
+/// cloned and continued. Nothing is checked until the chat is sent to a model. Then large
+/// pictures are resized, and anything else outside the model's limits is refused, with the limit,
+/// the value and a hint.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image};
@@ -99,15 +100,14 @@ impl Chat {
         self.turn(Role::Assistant, vec![Content::Text(text.into())])
     }
 
-    /// Adds a picture to the last user turn, after its other pictures and videos
-    /// and before its text, which is the order in which models are trained. For
-    /// another order, see [`turn`](Chat::turn).
+    /// Adds a picture to the last turn if that is a user turn, otherwise to a new user turn. The
+    /// picture follows other pictures and videos of the turn and precedes its text, which is the
+    /// order in which models are trained. For another order, see [`turn`](Chat::turn).
     pub fn image(self, image: Image) -> Self {
         self.show(Content::Image(image))
     }
 
-    /// Adds a video to the last user turn, in the position that [`image`](Chat::image)
-    /// uses for a picture.
+    /// Adds a video to the turn and at the position that [`image`](Chat::image) uses for a picture.
     pub fn video(self, video: Video) -> Self {
         self.show(Content::Video(video))
     }
@@ -164,15 +164,17 @@ impl Chat {
         self
     }
 
-    /// Adds a function call to the last assistant turn. The call is a [`ToolCall`](super::ToolCall)
-    /// of an earlier reply, or JSON in the form that the chat template expects, usually OpenAI's
+    /// Adds a function call to the last turn if that is an assistant turn, otherwise to a new
+    /// assistant turn. The call is a [`ToolCall`](super::ToolCall) of an earlier reply, or JSON in
+    /// the form that the chat template expects, usually OpenAI's
     /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`.
     pub fn tool_call(self, call: impl Into<serde_json::Value>) -> Self {
         self.answered(Content::ToolCall(call.into()))
     }
 
-    /// Adds reasoning to the last assistant turn. The template decides whether the model sees the
-    /// reasoning. Many templates show only reasoning after the last user turn.
+    /// Adds reasoning to the last turn if that is an assistant turn, otherwise to a new assistant
+    /// turn. The template decides whether the model sees the reasoning. Many templates show only
+    /// reasoning after the last user turn.
     pub fn reasoning(self, text: impl Into<String>) -> Self {
         self.answered(Content::Reasoning(text.into()))
     }

@@ -15,7 +15,7 @@ use crate::{
 
 /// One accepted request, from the moment it was received. This value owns the request's credit, so
 /// the request counts as running as long as the value exists. Dropping the value without recording
-/// an end means that the caller has disconnected or the deadline has passed.
+/// an end means that the caller has disconnected, a deadline has passed, or the task has panicked.
 pub(crate) struct Stopwatch {
     model: Label,
     /// `None` once the request has ended.

@@ -19,7 +19,7 @@ const BEGUN: usize = 2;
 
 /// Maximum time that the lane waits for the next job while another job is in flight. The answer to
 /// a job that finishes during the wait is delayed by at most this time. The delay is harmless,
-/// because a decode step takes milliseconds and the next step is already on the device.
+/// because a decode step takes milliseconds.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// Number of jobs of serving actors that are submitted and not answered, counted once per rank.

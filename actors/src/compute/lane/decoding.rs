@@ -45,7 +45,7 @@ impl<B: Backend> ModelRunner<B> {
     /// more than its likeliest token, one replay, and a download of the tokens. If that size is not
     /// captured, the same work is launched in the same size: the size determines how sums are
     /// split, and tokens must not depend on which sizes are captured. Returns `None` for any other
-    /// step, and on a device without graphs.
+    /// step, for a step that no size holds, and on a device without graphs.
     pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<RunningStep, LaneError>> {
         let shape = self.memory.graphs.as_ref()?.shape();
         let size = shape.size_for(&job.batch)?;

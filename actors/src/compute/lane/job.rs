@@ -262,7 +262,7 @@ pub enum Job {
     /// Does nothing. The job wakes the lane, which then notices that it is being shut down.
     Wake,
     /// Makes the device refuse launches: `after` launches after this job succeed, and the `count`
-    /// launches after them fail. See
+    /// launches after them fail. With several ranks, only the last rank is affected. See
     /// [`FaultyBackend::fail_launches`](bursar_kernels::FaultyBackend::fail_launches).
     FailLaunches {
         /// Number of launches that still succeed.
@@ -270,12 +270,13 @@ pub enum Job {
         /// Number of launches that are refused.
         count: usize,
     },
-    /// Makes the next step, encoder batch, worst case or capture fail for lack of memory, as when a
-    /// GPU has no memory left for the driver itself. With several ranks, the job fails on the last
-    /// rank, which launches no work of that job.
+    /// Makes the next step, encoder batch, copy, worst case or capture fail for lack of memory, as
+    /// when a GPU has no memory left for the driver itself. With several ranks, the job fails on
+    /// the last rank, which launches no work of that job.
     Refuse,
     /// Makes the lane thread panic, as a bug would. With several ranks, the thread of the last rank
-    /// panics. A job that only fails is answered with an error and does not end the thread.
+    /// panics. A job that only fails is answered with an error, and does not end the thread if
+    /// there is only one rank.
     Die,
 }
 

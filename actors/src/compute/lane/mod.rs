@@ -65,9 +65,10 @@ struct Queues {
 }
 
 impl Lane {
-    /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is
-    /// dropped, or with a panic. When the device has completed the work in flight, the remaining
-    /// jobs are answered with [`LaneError::Gone`].
+    /// Starts a thread that runs jobs on `runner`. The thread ends when the lane is
+    /// [shut down](Self::shut_down), when the last handle is dropped, or with a panic. When the
+    /// device has completed the work in flight, the remaining jobs are answered with
+    /// [`LaneError::Gone`].
     pub fn start<B: Backend + Send + 'static>(name: &str, runner: ModelRunner<B>, timeline: Timeline) -> Lane {
         Lane::of_ranks(name, vec![(runner, timeline)])
     }

@@ -24,8 +24,7 @@ impl Job {
                     let spans = if rank == 0 { spans.clone() } else { Vec::new() };
                     Job::Step(Box::new(StepJob { batch, choices, scores, pins: pins.clone(), spans, answer }))
                 };
-                // All ranks have the same logits and choose the same tokens, so the first answer is
-                // used.
+                // All ranks choose the same tokens, so the first answer is used.
                 answer.of_each(ranks, |first, _| first).into_iter().enumerate().map(step).collect()
             }
             Job::Encode(job) => {

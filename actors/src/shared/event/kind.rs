@@ -65,7 +65,8 @@ pub enum Event {
     },
     /// Part of the canary is kept free again.
     CanaryTaken { bytes: Bytes },
-    /// The KV cache shrinks, because another process needs memory or memory was refused.
+    /// The KV cache shrinks, because another process or another model needs memory, or because
+    /// memory was refused.
     Shrink {
         model: Label,
         from_blocks: usize,
@@ -75,7 +76,7 @@ pub enum Event {
         #[serde(skip_serializing_if = "Option::is_none")]
         card: Option<DeviceLabel>,
     },
-    /// The KV cache has grown again.
+    /// The KV cache has grown again, or has borrowed memory of an idle model.
     Growth { model: Label, from_blocks: usize, to_blocks: usize },
     /// A model was refused memory: by the device, or by the ledger after
     /// another process took memory.

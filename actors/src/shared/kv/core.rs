@@ -65,7 +65,8 @@ pub struct Table {
 pub struct Allotment {
     /// One table for each demand that was met, in order.
     pub tables: Vec<Table>,
-    /// Blocks missing for the first demand that was not met. 0 if all demands were met.
+    /// Blocks missing for the first demand that was not met, or 1 if only a slot for its recurrent
+    /// state is missing. 0 if all demands were met.
     pub short_by: usize,
 }
 
@@ -91,7 +92,8 @@ pub struct Beginning {
     pub missing: usize,
     /// Whether the state at the end of the blocks is only in host memory.
     pub lacks_state: bool,
-    /// Whether there are enough free blocks to fetch the missing blocks into.
+    /// Whether there are enough free blocks to fetch the missing blocks into, and a slot for the
+    /// state if it is missing.
     pub fits: bool,
 }
 
@@ -276,7 +278,7 @@ impl KvCore {
         allotment
     }
 
-    /// Assigns blocks to a sequence, or returns how many blocks are missing.
+    /// Assigns blocks to a sequence, or returns the value of [`Allotment::short_by`].
     fn meet(&mut self, demand: &BlockRequest) -> Result<Table, usize> {
         let table = self.tables.get(&demand.sequence).cloned();
         let is_new = table.is_none();

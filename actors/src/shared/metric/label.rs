@@ -389,7 +389,7 @@ words! { "reason":
 
 words! { "reason":
     RequestEnd {
-        /// The model ended the reply, or the reply contained a stop string.
+        /// An end token, a stop token, a stop string or a complete tool call ended the reply.
         Stop = "stop",
         /// The reply reached its maximum number of tokens.
         Length = "length",
@@ -399,7 +399,7 @@ words! { "reason":
         Refused = "refused",
         /// The limit of requests that run or wait had been reached.
         Overloaded = "overloaded",
-        /// The model was asleep and did not wake up in time.
+        /// The model was asleep, and did not wake up in time or could not wake up.
         Asleep = "asleep",
         /// A deadline of the request passed.
         TooLate = "too_late",

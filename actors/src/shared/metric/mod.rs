@@ -5,7 +5,7 @@
 //! recorder, recording costs next to nothing. Do not keep the handle of a metric longer than a
 //! request lasts, because a handle keeps using the recorder that was installed when it was created.
 //!
-//! The number of label values is bounded: the names of devices and models, and the enums in
+//! The number of label values is bounded: the names of devices and models, and the types in
 //! `label.rs`. Text of a request is never a label (rule 15). All external leases share one value. A
 //! request's tenant is a label value only if `tenant_weights` names it.
 

@@ -10,7 +10,8 @@ use tokio::task::AbortHandle;
 #[derive(Debug)]
 pub struct BackgroundTask(AbortHandle);
 
-/// The error of work that panicked. The actor then dies too, as if it had done the work itself.
+/// The error of work that panicked or was aborted. After a panic, the actor dies too, as if it had
+/// done the work itself.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct BackgroundTaskDied(String);
@@ -41,8 +42,7 @@ impl Drop for BackgroundTask {
 }
 
 /// The latest task of a kind. A new task aborts and replaces the previous task. The previous task
-/// either has reported already, or reports that it was aborted. The number in a report identifies
-/// the task.
+/// may still report its result, or that it was aborted. The number in a report identifies the task.
 #[derive(Debug, Default)]
 pub struct Latest {
     begun: u64,

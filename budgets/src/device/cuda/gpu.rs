@@ -40,7 +40,8 @@ pub struct CudaCounts {
     pub pinned: Bytes,
     /// Calls that took device memory or page-locked memory from the driver, including refused
     /// calls: each piece, each [`Pinned`](crate::Pinned), each [`CudaDevice::with_overhead`] and
-    /// each [`CudaDevice::taken_by`]. This count must not increase after READY.
+    /// each [`CudaDevice::taken_by`]. After READY, requests must not increase this count. Resizes
+    /// of the KV cache, and suspending or resuming a model, may increase it.
     pub allocations: u64,
 }
 

@@ -25,7 +25,8 @@ const SPARED: Bytes = Bytes::gib(1);
 /// both rely on the same available bytes.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// Host memory in large pages, all of them backed. Dropping this value unmaps the memory.
+/// Host memory, in large pages if the kernel provides them. All of it is backed. Dropping this
+/// value unmaps the memory.
 pub(super) struct LargePages {
     address: NonNull<u8>,
     len: usize,

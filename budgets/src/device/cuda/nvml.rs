@@ -61,8 +61,8 @@ unsafe impl Send for Nvml {}
 unsafe impl Sync for Nvml {}
 
 impl Nvml {
-    /// Returns `None` if the library is missing, or does not know a device with this UUID. For
-    /// example, it does not know the UUID of a partition of a GPU.
+    /// Returns `None` if the library is missing, cannot be initialized, or does not know a device
+    /// with this UUID. For example, it does not know the UUID of a partition of a GPU.
     pub(super) fn of(uuid: &[c_char; 16]) -> Option<Nvml> {
         // SAFETY: this is NVIDIA's library, and loading it has no preconditions.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
@@ -90,8 +90,9 @@ impl Nvml {
         (status == 0).then_some(Bytes(memory.free))
     }
 
-    /// The bytes that this process holds on the device. `None` if the library does not see this
-    /// process: in a container, the library may see process ids of the host, or no processes.
+    /// The bytes that this process holds on the device. `None` if the library cannot determine
+    /// them, or does not see this process: in a container, the library may see process ids of the
+    /// host, or no processes.
     pub(super) fn process_bytes(&self) -> Option<Bytes> {
         let ours = std::process::id();
         let used = self.processes()?.into_iter().find(|process| process.pid == ours)?.used;

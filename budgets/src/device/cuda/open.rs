@@ -31,8 +31,9 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::NoDevice`] if there is no driver or no such device. [`DeviceError::Unusable`]
     /// if the driver cannot be initialized or is older than CUDA 12.4, or if another process uses
-    /// the device exclusively. [`DeviceError::Lost`] if this process has lost the device before,
-    /// because driver 580 creates no second context after a loss.
+    /// the device exclusively. [`DeviceError::Refused`] if too little memory is free for a context.
+    /// [`DeviceError::Lost`] if this process has lost the device before, because driver 580 creates
+    /// no second context after a loss.
     pub fn open(ordinal: usize) -> Result<CudaDevice, DeviceError> {
         let device = driver::load(ordinal)?;
         let name = device_name(device)?;

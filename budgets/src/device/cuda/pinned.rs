@@ -11,7 +11,9 @@ use crate::{Address, Bytes, DeviceError};
 /// owner that has given the address to the device must keep this value until the device has
 /// finished all copies that use the address.
 ///
-/// The memory is uninitialized. It is not leased: an engine takes a fixed amount when it starts.
+/// The memory is uninitialized. This type leases nothing. The host tier and the weights of
+/// suspended models hold leases for their page-locked memory. The staging buffers of lanes hold
+/// none.
 pub struct Pinned {
     address: NonNull<u8>,
     len: usize,
@@ -34,7 +36,8 @@ unsafe impl Sync for Pinned {}
 
 impl CudaDevice {
     /// Allocates this many bytes of page-locked host memory, page-aligned. The call takes a few
-    /// milliseconds per 100 MiB, and is counted in [`super::CudaCounts`].
+    /// milliseconds per 100 MiB, or about 70 ms per 100 MiB if the driver has to allocate the
+    /// memory. The call is counted in [`super::CudaCounts`].
     ///
     /// # Errors
     /// [`DeviceError::HostRefused`] if the host cannot provide such memory, or `bytes` is 0.

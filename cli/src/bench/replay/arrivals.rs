@@ -47,6 +47,7 @@ pub enum Asked {
     /// A user turn. Its pictures precede its text.
     Said { text: String, pictures: Vec<ReplayPicture> },
     /// The result of a function. `call` is added to the conversation as if the model had made it.
+    /// If the model's template does not show tools, only `text` is added, as a user turn.
     Result { call: Value, text: String, pictures: Vec<ReplayPicture> },
 }
 
@@ -74,7 +75,8 @@ pub enum ReplayPicture {
 pub enum Kind {
     /// The request adds only text, possibly after a history with pictures.
     Text,
-    /// The request shows a new picture.
+    /// The request shows a new picture. A complete request counts as this kind if it contains any
+    /// picture.
     Picture,
 }
 

@@ -34,7 +34,7 @@ pub struct Figures {
     pub failed: BTreeMap<String, usize>,
     /// Number of prompts of random tokens that were truncated to fit the context.
     pub cut: usize,
-    /// Seconds from the start to the last token.
+    /// Seconds from the start to the end of the last request.
     pub seconds: f64,
     /// Prompt tokens of all answered requests.
     pub prompt_tokens: usize,

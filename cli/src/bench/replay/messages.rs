@@ -1,5 +1,6 @@
-//! Requests of OpenAI's chat completions API in traces: turns with text, pictures, tool calls and
-//! their results. The bench decides how replies are sampled, so all other fields are ignored.
+//! Requests of OpenAI's chat completions API in traces: tools, turns with text, pictures, tool
+//! calls and their results, and the limit on reply tokens. The bench decides how replies are
+//! sampled, so all other fields are ignored.
 
 use std::path::Path;
 

@@ -43,7 +43,7 @@ pub struct Player {
 
 /// The results of all callers.
 pub struct Played {
-    /// Time from the start to the last token.
+    /// Time from the start to the end of the last request.
     pub time: Duration,
     pub answered: Vec<Answered>,
     pub failed: Vec<String>,
@@ -51,7 +51,7 @@ pub struct Played {
 
 type Outcome = Result<Answered, String>;
 
-/// What the callers of a run share.
+/// State that the callers of a run share.
 struct RunParts {
     started: Instant,
     /// Cache salt of the run.

@@ -19,7 +19,8 @@ const HASHED_TOKENS: usize = 512;
 /// Tokens of a reply if its request has no limit.
 const REPLY: usize = 128;
 
-/// A JSON object with several runs. Its requests have random tokens, or one picture from a file.
+/// A JSON object with several runs. Its requests have random tokens, or one picture, which comes
+/// from a file or is generated.
 #[derive(Deserialize)]
 struct Runs {
     runs: Vec<Run>,
@@ -45,8 +46,8 @@ struct Drawn {
 
 #[derive(Deserialize)]
 struct Line {
-    /// Arrival time in milliseconds, counted from the earliest line. Either all lines have a
-    /// timestamp or no line has one.
+    /// Arrival time in milliseconds, from any starting point. The earliest line is replayed at time
+    /// 0. Either all lines have a timestamp or no line has one.
     timestamp: Option<f64>,
     input_length: Option<usize>,
     output_length: Option<usize>,
@@ -63,7 +64,8 @@ struct Line {
 
 /// The source of pictures.
 pub struct PictureSource<'p> {
-    /// The folder of a trace's pictures. If `None`, the pictures of a `Runs` file are generated.
+    /// The folder of a trace's pictures. If `None`, the pictures of a `Runs` file are generated,
+    /// and picture files of JSON lines are looked up in the folder of the trace.
     pub folder: Option<&'p Path>,
     /// Side of a generated picture, in pixels.
     pub side: u32,

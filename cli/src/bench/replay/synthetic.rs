@@ -34,7 +34,7 @@ pub struct Amount {
     pub seconds: f64,
     /// Side of a picture, in pixels.
     pub side: u32,
-    /// Divisor of the default lengths of texts and replies.
+    /// Divisor of the default lengths of texts, replies and pauses.
     pub shortened: f64,
 }
 

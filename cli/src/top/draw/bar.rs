@@ -14,8 +14,9 @@ use crate::top::{
 /// Steps in a column of a colored bar, because block characters have eight widths.
 const EIGHTHS: u64 = 8;
 
-/// Draws the bar, `columns` wide. Each piece gets at least one column. If there are fewer columns
-/// than pieces, the smallest pieces are omitted. A colored bar is drawn in eighths of a column.
+/// Draws the bar, `columns` wide. Each piece that is not empty gets at least one column. If there
+/// are fewer columns than pieces, the smallest pieces are omitted. A colored bar is drawn in
+/// eighths of a column.
 pub fn bar(pieces: &[Piece], columns: u16, colors: Colors) -> Line<'static> {
     let bytes: Vec<_> = pieces.iter().map(|piece| piece.bytes.0).collect();
     let fine = if colors == Colors::None { 1 } else { EIGHTHS };

@@ -183,8 +183,8 @@ fn sizing(model: &ModelView) -> String {
     format!("{attempts}{target}{took}")
 }
 
-/// Returns a table of quantiles over the last minute, or over all time if the last
-/// minute has no observations.
+/// Returns a table of quantiles over the last minute. A row covers all time if the last minute has
+/// no observations or the session has just begun.
 fn quantiles(latencies: &[Latency], colors: Colors) -> Vec<Line<'static>> {
     if latencies.is_empty() {
         return Vec::new();

@@ -110,7 +110,7 @@ pub struct LeaseView {
     pub model: String,
     pub class: String,
     pub bytes: Bytes,
-    /// Backed bytes, if reported.
+    /// Backed bytes, if reported. A lease without segments counts in full.
     pub used: Option<Bytes>,
     /// The highest number of leased bytes so far.
     pub peak: Option<Bytes>,
@@ -148,7 +148,7 @@ pub struct DeviceView {
     pub deficit: Bytes,
     pub canary: Bytes,
     pub canary_wanted: Bytes,
-    /// Number of times that some of the canary was given up.
+    /// Number of times that the canary was given up.
     pub canary_given: u64,
     /// Number of times that the device was lost.
     pub losses: u64,

@@ -53,7 +53,8 @@ pub struct Kv {
     pub growths: u64,
 }
 
-/// Rates per second. `None` unless two scrapes have the counter.
+/// Rates per second since the previous scrape. A counter that was absent then counts from 0. `None`
+/// without a previous scrape, or if the counter is absent now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Speed {
     /// Prompt tokens, including cached tokens.
@@ -71,7 +72,7 @@ pub struct Cache {
     pub found: f64,
     pub asked: f64,
     /// `true` if the counts cover the last minute. `false` if they cover all time, because the last
-    /// minute has no lookups.
+    /// minute has no lookups or the session has just begun.
     pub is_recent: bool,
     /// Bytes in the cache.
     pub bytes: Option<Bytes>,
@@ -83,7 +84,7 @@ pub struct Latency {
     pub of: &'static str,
     pub count: u64,
     /// `true` if the observations are from the last minute. `false` if they are from all time,
-    /// because the last minute has no observations.
+    /// because the last minute has no observations or the session has just begun.
     pub is_recent: bool,
     /// Median, in seconds.
     pub p50: f64,

@@ -29,7 +29,8 @@ pub struct ScrapeWindow<'a> {
     pub now: &'a Samples,
     /// The previous scrape, for rates.
     pub last: Option<Since<'a>>,
-    /// A scrape about a minute older, for quantiles and shares.
+    /// A scrape about a minute older, for quantiles and shares. Early in a session, it may be only
+    /// 5 seconds older.
     pub minute: Option<Since<'a>>,
 }
 

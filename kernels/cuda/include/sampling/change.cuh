@@ -10,8 +10,8 @@
 #include "request.cuh"
 #include "slice.cuh"
 
-// Bit of a token's tally that is set if the token occurs in the prompt. The lower bits count how
-// often it was produced.
+// Bit of a token's tally that is set if there is a repetition penalty and the token occurs in the
+// prompt. The lower bits count how often the token was produced.
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
 // Kinds of lists, in the order in which the host writes the starts of the lists.

@@ -246,7 +246,8 @@ __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowP
         // Candidates are ordered from most to least likely, so min-p keeps a prefix. A target below
         // the sum of this prefix never reaches a candidate that min-p removes.
         if (step == STEP_TOP_P || (step == STEP_DRAW && !nucleus)) {
-            // Without top-k and min-p, the sum is the total of the histogram's weights.
+            // With a histogram and without top-k and min-p, the sum is the total of the histogram's
+            // weights.
             weights = descents.binned && last == ~0ull && plan.least_difference == -INFINITY
                           ? block_sum(scratch.bin_weights[threadIdx.x], room.sums)
                           : weights_up_to(room, row, last, plan.least_difference);

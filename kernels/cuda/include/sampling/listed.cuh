@@ -9,8 +9,8 @@
 #include "request.cuh"
 
 // The drawn id, or NONE if the nucleus extends beyond the list. `finite_weights` is the sum of the
-// weights that min-p keeps in the whole row; it is read only if there is no top-k. All threads of
-// the block must call this function.
+// weights that min-p keeps in the whole row. It is used only with top-p and without top-k. All
+// threads of the block must call this function.
 __device__ uint32_t draw_from_list(ChoiceRoom& room, const RowPlan& plan, const SampleRow& wanted,
                                    const uint64_t* list, uint64_t finite_weights) {
     const uint32_t count = plan.listed;

@@ -23,7 +23,7 @@ using contract::sampling::FAULT_NOTHING_ALLOWED;
 // after changes.
 struct SliceFacts {
     uint32_t raw_largest;   // signless key
-    uint32_t raw_finite;    // number of finite logits; if they are not counted, 0 only if there are none
+    uint32_t raw_finite;    // number of finite logits; if they are not counted: 0 for none, otherwise above 0
     float raw_sum;          // sum of exp(logit - raw_largest)
     uint32_t largest;       // signless key
     uint32_t first_largest; // id

@@ -129,10 +129,10 @@ pub(in crate::cuda) struct EntryPoints<F> {
 pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub add_experts_rms_norm_rounded: F,
     pub all_gather: F,
-    /// Kernel for rows that are not a whole number of 16-byte units.
+    /// Kernel for rows whose starts or lengths are not multiples of 16 bytes.
     pub all_gather_odd: F,
     pub all_reduce: F,
-    /// Kernel for rows that are not a whole number of 16-byte units.
+    /// Kernel for rows whose starts or lengths are not multiples of 16 bytes.
     pub all_reduce_odd: F,
     pub all_reduce_pieces: F,
     pub all_reduce_two_shot: F,
@@ -253,7 +253,7 @@ pub(in crate::cuda) struct QuantizedCache<F> {
     pub rotary_kv_write_normed: F,
 }
 
-/// GEMMs with quantized weights on GPU generations other than Hopper.
+/// GEMMs with FP8 weights on GPU generations other than Hopper.
 pub(in crate::cuda) struct Tiled<F> {
     /// Indexed like [`TILED_ROWS`].
     pub small_m: [F; TILED_ROWS.len()],

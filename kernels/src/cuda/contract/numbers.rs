@@ -141,11 +141,12 @@ contract! {
         /// sequence's rows of this step.
         const PAST_IS_THERE: u32 = 1;
         /// Bit of `flags`: weights are read with the hint that the L2 cache evicts them first, so
-        /// keys and values should be read with the same hint.
+        /// keys and values should be read with the same hint if they exceed `READ_ONCE_MIB` of
+        /// decode_attention.cuh.
         const OTHERS_READ_ONCE: u32 = 2;
 
         by HeadDim:
-        /// Pipeline stages of one warp's ring; a stage holds one block of the KV cache.
+        /// Pipeline stages of one warp's ring. A stage holds one KV head of one block of the cache.
         fn ring_stages(head_dim) -> usize {
             match head_dim {
                 HeadDim::D32 | HeadDim::D64 => 6,
@@ -257,9 +258,10 @@ contract! {
         const ROWS_MAX: usize = SmallMRows::R64.rows();
         /// Maximum weight rows per tile.
         const TILE_ROWS: usize = 128;
-        /// Columns per step.
+        /// Columns per step. With E4M3, a step has twice as many.
         const STEP_COLUMNS: usize = 128;
-        /// Columns that one copy transfers, which is the span of one swizzle.
+        /// Columns that one copy transfers, which is the span of one swizzle. With E4M3, a copy
+        /// transfers twice as many.
         const CHUNK_COLUMNS: usize = 64;
         /// Number of adjacent gate rows in a tile, after which the same number of up rows follows.
         const GATE_ROWS: usize = 8;
@@ -296,7 +298,7 @@ contract! {
             }
         }
         /// Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile,
-        /// and the sums that the thread blocks of a cluster send.
+        /// or the sums that the thread blocks of a cluster send.
         fn sums_bytes(rows) -> usize {
             match rows {
                 SmallMRows::R8 | SmallMRows::R16 => 12 * 1024,
@@ -324,7 +326,7 @@ contract! {
         const BLOCK_ROWS_MIN: usize = 8;
         /// Values that a thread rounds at once (one vector).
         const VECTOR: usize = 8;
-        /// Maximum threads per thread block. A thread block rounds one row.
+        /// Maximum threads per thread block, except in the kernels for long rows.
         const THREADS_MAX: usize = 512;
         /// Thread blocks of the cluster that shares one row of gate and up values.
         const GATE_BLOCKS: usize = 8;
@@ -381,7 +383,7 @@ contract! {
         const IS_BF16: u32 = 8;
     }
 
-    /// gemm_int4.cu: GEMMs with weights of 4-bit integers by groups of columns.
+    /// gemm_int4.cu: GEMMs with weights of 4-bit integers, with a scale for each group of columns.
     mod gemm_int4 {
         /// Maximum number of rows of x.
         const ROWS_MAX: usize = SmallMRows::R64.rows();
@@ -463,7 +465,7 @@ contract! {
         const TILE_ROWS: usize = MULTIPLIERS * WGMMA_ROWS;
         /// Weight rows per tile. Each thread block of a cluster copies half of them.
         const TILE_WEIGHTS: usize = 256;
-        /// Columns per step.
+        /// Columns per step. With E4M3, a step has twice as many.
         const STEP_COLUMNS: usize = 64;
         /// Rows and columns of the output that one copy transfers (a box).
         const BOX: usize = 64;

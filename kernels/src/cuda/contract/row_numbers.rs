@@ -31,7 +31,7 @@ contract! {
         const RANKS_MAX: usize = 8;
         /// Bytes of a unit, which a thread copies or adds at once.
         const UNIT: usize = 16;
-        /// Bytes of a unit if the bytes of a row are not a multiple of `UNIT`.
+        /// Bytes of a unit if the starts or lengths of rows are not multiples of `UNIT` bytes.
         const ODD_UNIT: usize = 2;
         /// Offset of the failure word in the exchange memory, in bytes.
         const FAILED_AT: usize = (2 * BLOCKS_MAX * RANKS_MAX + 2) * SUM;

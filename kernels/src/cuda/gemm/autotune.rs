@@ -2,11 +2,11 @@
 //! pass has called, at several row counts. A row count in between uses the result of the next
 //! larger measured row count.
 //!
-//! A decode step reads each weight once, and no cache still holds the last layer's weights when
-//! the next step starts, so a trial cycles through the weights of several layers. As in a model,
-//! small kernels run between the GEMMs, so a GEMM kernel that can start early overlaps with a
-//! small kernel. A trial also loads the kernels that it runs, so no GEMM of up to 256 rows has to
-//! load a kernel later.
+//! A decode step reads each weight once, and no cache still holds a layer's weights when the next
+//! step reads them, so a trial cycles through the weights of several layers. As in a model, small
+//! kernels run between the GEMMs, so a GEMM kernel that can start early overlaps with a small
+//! kernel. A trial also loads the kernels that it runs, so no GEMM of up to 256 rows has to load a
+//! kernel later.
 
 use std::mem;
 
@@ -269,8 +269,9 @@ impl<'t> Trial<'t> {
         Ok(timed)
     }
 
-    /// Returns the mean milliseconds of the GEMM over at most `turns` runs, with weights that are
-    /// not in the L2 cache. For `gemm_small_m.cu`, `HEAD_START` is subtracted.
+    /// Returns the mean milliseconds of the GEMM and the small kernel before it, over at most
+    /// `turns` runs, with weights that are not in the L2 cache. For the small-m kernel,
+    /// `HEAD_START` is subtracted, except with 4-bit integers.
     fn time(&self, described: Option<&Described>, algorithm: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
         let elements = self.problem.out_features * self.problem.in_features;
         let weight_bytes = self.problem.weight_type(self.cuda.kernels.target.activation).bytes(elements).as_usize();

@@ -1,9 +1,10 @@
 //! Comparison of the large-m kernels with other implementations during autotuning.
 //!
-//! Each kernel is timed once against cuBLASLt, on the operands of the pass. For a gated GEMM, the
-//! faster implementation is used for this size and for smaller sizes, as cuBLASLt's algorithms are.
-//! For an ungated GEMM, this project's kernel is at best a little faster, and much slower if its
-//! tall tiles leave SMs idle, so the comparison applies only to slightly smaller sizes.
+//! Each kernel is timed once on the operands of the pass: against cuBLASLt or, for a gated GEMM,
+//! against an ungated GEMM followed by the gate. For a gated GEMM, the faster implementation is
+//! used for this size and, like a measured algorithm of cuBLASLt, for smaller sizes. For an ungated
+//! GEMM, this project's kernel is at best a little faster, and much slower if its tall tiles leave
+//! SMs idle, so the comparison applies only to slightly smaller sizes.
 
 use super::{
     super::lane::Cuda,

@@ -1,5 +1,5 @@
 //! GEMMs with and without a gate. cuBLASLt computes them, except where this project's kernels were
-//! measured to be faster.
+//! measured to be faster, or cuBLASLt does not support the GEMM.
 
 use super::{
     super::{elementwise, lane::Cuda, quantize},

@@ -1,7 +1,8 @@
 //! Pure: the choice of the kernel that computes a GEMM.
 //!
 //! The table of kernels (`table.rs`) lists the kernels that support a GEMM. If several kernels
-//! support the GEMM, the kernel that autotuning measured to be fastest is chosen.
+//! support the GEMM, the [`GemmBackend`] decides. With the default backend, the kernel that
+//! autotuning measured to be fastest is chosen.
 
 use super::{
     algorithm::GemmAlgorithm,
@@ -25,14 +26,15 @@ const INT4_ROWS: usize = 16;
 /// The implementation that computes GEMMs of any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GemmBackend {
-    /// The implementation that autotuning measured to be fastest, or cuBLASLt
-    /// if nothing was measured.
+    /// The implementation that autotuning measured to be fastest. If nothing was measured, cuBLASLt
+    /// computes unquantized GEMMs, and this project's kernels compute the quantized GEMMs that they
+    /// support.
     #[default]
     Measured,
     /// This project's kernels for every GEMM that they support: for comparison, and for ranks that
     /// share a GPU.
     Ours,
-    /// cuBLASLt only, for comparison.
+    /// cuBLASLt for every GEMM that it supports, for comparison.
     Library,
 }
 

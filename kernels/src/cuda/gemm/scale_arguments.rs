@@ -1,4 +1,4 @@
-//! Launch arguments for scales, which are the same for all kernels for quantized weights.
+//! Launch arguments for the scales of FP8 operands, for the small-m and the large-m kernels.
 
 use bursar_budgets::Address;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::SCALE_BLOCK;
 
-/// Appends the arguments for the scales of a quantized GEMM.
+/// Appends the arguments for the scales of an FP8 GEMM.
 pub(super) fn with_scales(arguments: Arguments, problem: GemmProblem, operands: GemmOperands) -> Arguments {
     arguments
         .with(Address(operands.weight_scales))

@@ -24,7 +24,7 @@ pub(super) enum Kernel {
     MediumM,
     /// Tall tiles (`gemm_large_m.cu`, `gemm_large_m_e4m3.cu`).
     LargeM,
-    /// Quantized GEMMs on GPU generations other than Hopper (`gemm_tiled_e4m3.cu`).
+    /// GEMMs with FP8 weights on GPU generations other than Hopper (`gemm_tiled_e4m3.cu`).
     Tiled,
     /// Streams a weight of 4-bit integers, in launches of up to 64 rows (`gemm_int4.cu`).
     Int4,

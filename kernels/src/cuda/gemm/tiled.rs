@@ -1,5 +1,4 @@
-//! GEMMs of quantized weights on GPU generations other than Hopper
-//! (`kernels/cuda/gemm_tiled_e4m3.cu`).
+//! GEMMs of FP8 weights on GPU generations other than Hopper (`kernels/cuda/gemm_tiled_e4m3.cu`).
 
 use bursar_budgets::Address;
 

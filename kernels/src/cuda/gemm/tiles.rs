@@ -1,4 +1,5 @@
-//! Pure: the division of a GEMM into tiles and thread blocks by this project's Hopper kernels.
+//! Pure: the division of a GEMM into tiles and thread blocks, by this project's kernels for Hopper
+//! and by the streaming kernel for 4-bit integers.
 
 use bursar_budgets::Bytes;
 use serde::{Deserialize, Serialize};

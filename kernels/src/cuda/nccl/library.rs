@@ -156,9 +156,9 @@ impl Calls {
         if unsafe { (self.version)(&mut version) } == number::SUCCESS { version } else { 0 }
     }
 
-    /// Turns a result code into an error. `device` is the device that the call concerned. NCCL
-    /// returns the same code for all CUDA errors, so this function checks whether the device is
-    /// lost or out of memory.
+    /// Returns an error unless the call succeeded or is still in progress. `device` is the device
+    /// that the call concerned. NCCL returns the same code for all CUDA errors, so this function
+    /// checks whether the device is lost or out of memory.
     pub(super) fn check(
         &self,
         call: &'static str,

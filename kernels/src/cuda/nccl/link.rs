@@ -14,11 +14,12 @@ use crate::Rank;
 /// A rank's end of a link between GPU ranks through NCCL.
 ///
 /// Sums are computed in the activation type and in NCCL's order: a sum is rounded once for each
-/// rank after the first, and once more when it is added to the output. All ranks get the same bits.
-/// The bits are reproducible as long as NCCL chooses the same algorithm. All ranks must launch the
-/// same operations in the same order. A rank that does not join in time, or that is dropped, breaks
-/// the link: the results of the other ranks are undefined from then on, and the other ranks get
-/// [`DeviceError::Lost`](bursar_budgets::DeviceError::Lost) when they next wait for results.
+/// rank after the first, and once more if it is added to the contents of the output. All ranks get
+/// the same bits. The bits are reproducible as long as NCCL chooses the same algorithm. All ranks
+/// must launch the same operations in the same order. A rank that does not join in time, or that is
+/// dropped, breaks the link: the results of the other ranks are undefined from then on, and the
+/// other ranks get [`DeviceError::Lost`](bursar_budgets::DeviceError::Lost) when they next wait for
+/// results.
 pub struct NcclLink {
     pub(super) rank: Rank,
     pub(super) communicator: Communicator,
@@ -67,8 +68,9 @@ impl Drop for Group {
     }
 }
 
-/// Maximum rows of one collective. The row indices 0 to `ROWS_MAX - 1` are stored in the region of
-/// exchange memory where a [`CudaLink`](super::super::CudaLink) has its control data.
+/// Maximum rows of one all-reduce. An all-reduce of more rows is split. The row indices 0 to
+/// `ROWS_MAX - 1` are stored in the region of exchange memory where a
+/// [`CudaLink`](super::super::CudaLink) has its control data.
 pub(super) const ROWS_MAX: usize = 1 << 16;
 const _: () = assert!(ROWS_MAX * size_of::<u32>() <= DATA_AT);
 

@@ -40,8 +40,8 @@ impl NcclLink {
     /// dropped, before the last end is dropped.
     ///
     /// # Errors
-    /// NCCL refuses a call or cannot allocate memory, or two ranks share a GPU, which
-    /// NCCL does not support.
+    /// NCCL refuses a call or cannot allocate memory, the first collectives do not complete within
+    /// `patience`, or two ranks share a GPU, which NCCL does not support.
     ///
     /// # Safety
     /// Each rank's exchange memory must begin on a page boundary. Until all work of all ranks has

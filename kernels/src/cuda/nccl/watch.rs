@@ -209,8 +209,8 @@ impl Shared {
         true
     }
 
-    /// Ends the collectives of all ranks that are not in `kept`. During this call, the ranks in
-    /// `kept` launch nothing and have no kernels that wait.
+    /// Ends the collectives of all ranks that are not in `kept`. The ranks in `kept` have no
+    /// kernels that wait: they launch nothing during this call, or their device is lost.
     pub(super) fn abort(&self, kept: &[usize], why: String) {
         drop(self.broken.set(why));
         let ended = (0..self.ranks.len()).filter(|rank| !kept.contains(rank)).map(|rank| &self.ranks[rank]);
@@ -268,8 +268,9 @@ impl OfRank {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does the same as `lock`, with a time limit. Returns `None` if the rank does not return from
-    /// the library, because a collective that the rank launched earlier still waits.
+    /// Like `lock`, but returns `None` if the rank does not return from the library within
+    /// `LAUNCHES`, because a collective that the rank launched earlier still waits. Also returns
+    /// `None` after this time if the mutex is poisoned.
     fn lock_soon(&self) -> Option<MutexGuard<'_, ()>> {
         let began = Instant::now();
         loop {

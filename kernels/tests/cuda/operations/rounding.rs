@@ -27,8 +27,8 @@ fn the_fused_norm_of_a_mixtures_sum_matches_two_operations() {
     }
 }
 
-/// Quantizes the rows of `x`, after a norm or a gate if `operation` is one. Returns the codes, and
-/// the bits of the scales.
+/// Quantizes the rows of `x`, after a norm or a gate if `operation` names one of these. Returns the
+/// codes, and the bits of the scales.
 fn rounded_rows(
     scope: &Scope<'_, Cuda>,
     (operation, quantization): (&str, Quantization),

@@ -70,7 +70,8 @@ impl VideoPlace {
 /// Expands each placeholder of `tokens` to one token per embedding of its picture or video, and
 /// gives every token its position. Text advances on all axes at once, a picture spans rows and
 /// columns, and a video also spans time. The n-th image token represents the n-th picture of
-/// `visuals`, and the n-th video token represents the n-th video.
+/// `visuals`, and the n-th video token represents the n-th video, or for
+/// [`Written`](VideoPlace::Written) the n-th step of all videos.
 ///
 /// Text continues after the largest preceding position on any axis. The model was trained that way
 /// (`get_rope_index` in transformers' pull request 35569, by the model's authors), and vLLM does

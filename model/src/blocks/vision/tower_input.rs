@@ -24,8 +24,9 @@ pub struct TowerInput {
 }
 
 impl TowerInput {
-    /// Refuses processors whose patches, tiles or pixel bounds do not match the input of the tower,
-    /// and a checkpoint without an image processor.
+    /// Refuses processors whose patches, channels or tiles do not match the input of the tower, and
+    /// video processors whose pixel limits apply to a frame instead of the whole video, or the
+    /// reverse. Also refuses a checkpoint without an image processor.
     pub fn check(&self, images: Option<&ImageProcessor>, videos: Option<&VideoProcessor>) -> Result<(), ConfigError> {
         let images = images.ok_or_else(|| {
             let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";

@@ -12,8 +12,8 @@ const END: &str = "<|vision_end|>";
 /// of the context that is reserved for text.
 pub const STEP_TOKENS: usize = 12;
 
-/// Replaces the placeholder of each video in `rendered`, and the two tokens around it, with the
-/// steps of the video. A step has `temporal` frames.
+/// Replaces the placeholder of each video in `rendered`, and the two tokens around it if both are
+/// there, with the steps of the video. A step has `temporal` frames.
 ///
 /// The model was released with this prompt (transformers 4.57, `processing_qwen3_vl.py`, by the
 /// model's authors), and vLLM produces the same prompt. transformers 5.17 additionally keeps the

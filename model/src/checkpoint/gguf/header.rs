@@ -205,7 +205,8 @@ impl<'f> List<'f> {
     }
 }
 
-/// Formats a list as its length, and any other value as the value itself.
+/// Formats a list as its length, a text as at most its first 60 characters, and any other value as
+/// the value itself.
 impl std::fmt::Display for Setting<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

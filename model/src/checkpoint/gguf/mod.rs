@@ -44,12 +44,14 @@ const ENCODER: &str = "model.visual";
 
 impl GgufFile {
     /// Maps the file at `path`, checks its header, and generates the small files. The file must
-    /// have one of the `known` architectures. No weight is read.
+    /// have one of the `known` architectures. No weight is read except the rotary divisors and the
+    /// rates of decay, which are checked.
     ///
     /// # Errors
     /// [`CheckpointError::NoGguf`] or [`CheckpointError::Unreadable`]; [`CheckpointError::Header`]
     /// for a damaged file; [`CheckpointError::Setting`] for a file with an unsupported setting;
-    /// [`CheckpointError::Encoders`] if several files have a vision encoder of the model.
+    /// [`CheckpointError::Text`] for a vocabulary that is not valid; [`CheckpointError::Encoders`]
+    /// if several files have a vision encoder of the model.
     pub fn open(path: &Path, known: &[GgufArchitecture]) -> Result<Self, CheckpointError> {
         let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let missing = || CheckpointError::NoGguf { path: path.display().to_string() };

@@ -65,8 +65,8 @@ pub(super) struct Settings<'f> {
 }
 
 impl<'f> Settings<'f> {
-    /// Refuses files whose `general.type` is not `expected`, and files that contain only a part of
-    /// a model.
+    /// Refuses files whose `general.type`, if present, is not `expected`, and files that contain
+    /// only a part of a model.
     pub fn check(&self, expected: &str) -> Result<(), CheckpointError> {
         if let Some(kind) = self.text("general.type")?
             && kind != expected

@@ -96,7 +96,7 @@ impl HubCache {
     }
 
     /// Locks the location of a file's bytes against other processes until the [`Blob`] is dropped.
-    /// If another process is fetching the same file, this waits for that process.
+    /// If another process is fetching the same file, this call waits for that process.
     ///
     /// # Errors
     /// [`HubError::Cancelled`] if `is_cancelled` becomes true during the wait; [`HubError::Cache`].

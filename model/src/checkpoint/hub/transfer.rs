@@ -108,8 +108,8 @@ impl<'a> Remote<'a> {
         Err(HubError::Answer { file: file.to_owned(), header: "location: it redirects too often" })
     }
 
-    /// Downloads the rest of a file. Reconnects any number of times, as long as the
-    /// connections deliver new bytes.
+    /// Downloads the rest of a file. Reconnects until `STALLED_CONNECTIONS_MAX` connections in a
+    /// row have delivered no new byte.
     pub fn download(&self, file: &str, commit: &str, found: &RemoteFile, blob: &Blob) -> Result<(), HubError> {
         let (_, mut here) = blob.continued()?;
         if here > found.bytes {

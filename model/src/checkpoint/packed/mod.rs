@@ -5,9 +5,9 @@
 //! points, and sometimes the group of each column. [`TensorIndex`](super::TensorIndex) presents
 //! them as one tensor `module.weight` `[out_features, in_features]`, or `module`
 //! `[experts, out_features, in_features]`, so that no other code depends on the names of these
-//! tensors. `scheme` describes the format of a weight, `names` and `axes` the names and the shapes
-//! of its tensors, `parts` finds and checks the tensors of a module, and `matrix` and `scale` read
-//! the numbers.
+//! tensors. `scheme` describes the format of a weight. `names` and `axes` describe the names and
+//! the shapes of its tensors. `parts` finds and checks the tensors of a module. `matrix` and
+//! `scale` read the numbers.
 
 mod axes;
 mod matrix;

@@ -14,8 +14,9 @@ const fn e2m1(zero: f32) -> [f32; 16] {
 /// A file format of packed weights: the kind of elements, their order in a word, and the layout of
 /// scales and zero points.
 ///
-/// A word has `32 / bits` elements. `K` is the number of columns (input features), `N` is the
-/// number of rows (output features) and `G` is the number of groups of a row.
+/// A word has `32 / bits` elements. The shapes below are those of 4-bit elements. `K` is the number
+/// of columns (input features), `N` is the number of rows (output features) and `G` is the number
+/// of groups of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PackedFormat {
     /// AutoAWQ, version `gemm`: words `[K, N / 8]`, zero points `[G, N / 8]`, scales `[G, N]`. A

@@ -20,8 +20,8 @@ const PICKLE_BYTES_MAX: usize = 8 << 20;
 /// Finds the tensors of a file.
 ///
 /// # Errors
-/// [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for a file that was
-/// written by PyTorch before 1.6.
+/// [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for a file that is
+/// not a zip archive, such as a file of PyTorch before 1.6.
 pub(super) fn shard(file: &str, content: Content) -> Result<Shard, CheckpointError> {
     if !content.bytes().starts_with(b"PK") {
         let (setting, value) = ("the format".to_owned(), "not a zip archive".to_owned());

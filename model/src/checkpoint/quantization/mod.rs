@@ -2,9 +2,9 @@
 //! choice.
 //!
 //! FP4 numbers and packed integers of 8 bits are dequantized while they load. Packed integers of 4
-//! bits stay packed if the target has kernels for them. `packed_config` and `fp4_config` read the
-//! settings of these formats, [`packed`](super::packed) reads the numbers from the file, and
-//! `weights::dequantizing` dequantizes them.
+//! bits stay packed if the target and the operation have kernels for the weight's shape and order.
+//! `packed_config` and `fp4_config` read the settings of these formats, [`packed`](super::packed)
+//! reads the numbers from the file, and `weights::dequantizing` dequantizes them.
 //!
 //! A new format of quantized weights needs an element type in [`stored`](super::stored), a scheme
 //! ([`bursar_kernels::QuantizationScheme`]), and a function in `config` that reads its settings.

@@ -1,6 +1,6 @@
-//! The settings of packed integers of 4 or 8 bits: AWQ, GPTQ, and `pack-quantized` of
-//! compressed-tensors. This file also reads the module groups of all packed formats of
-//! compressed-tensors. Unknown settings are refused by name.
+//! The settings of packed integers: AWQ (4 bits), and GPTQ and `pack-quantized` of
+//! compressed-tensors (4 or 8 bits). This file also reads the module groups of all packed formats
+//! of compressed-tensors. Unknown settings are refused by name.
 
 use serde_json::{Value, json};
 
@@ -168,8 +168,9 @@ pub(super) fn compressed_packed(part: &Fields<'_>) -> Result<Option<PackedQuanti
             _ => rules.push((group.modules(&["targets"])?, Some(scheme))),
         }
     }
-    // If there is only one group, its scheme applies to every packed weight, even outside its
-    // targets.
+    // The scheme of the group with the targets `["Linear"]` applies to every packed weight that no
+    // other group names. If the only group has other targets, its scheme applies to every packed
+    // weight, even outside its targets.
     let scheme = match (&*others, &rules[1..]) {
         ([scheme], _) | ([], [(_, Some(scheme))]) => *scheme,
         ([], _) => return Err(part.refused("config_groups", "a group with the targets [\"Linear\"]")),

@@ -6,12 +6,12 @@ use bursar_kernels::{QuantizationScheme, SCALE_BLOCK, Target};
 pub(super) const SUPPORTED: &str = "FP8 (per block of 128 x 128, per channel or per tensor), NVFP4, MXFP4 (compressed-tensors), AWQ (4 bits), or GPTQ or \
      pack-quantized (4 or 8 bits)";
 
-/// The rows and columns of a weight shape that every target supports if it has kernels for
-/// quantized weights.
+/// The rows and columns of a weight shape that every target supports if it has kernels for FP8
+/// weights.
 const USUAL: [usize; 2] = [SCALE_BLOCK; 2];
 
-/// Names the kind of quantized weight that `target` has no kernels for. Returns `None` if it has
-/// kernels for a weight of `shape` `[out_features, in_features]` that is stored in memory in
+/// Names the kind of quantized weight that `target` has no kernels for. Returns `None` if `target`
+/// has kernels for a weight of `shape` `[out_features, in_features]` that is stored in memory in
 /// `scheme`.
 pub(crate) fn unserved_weight(target: &Target, scheme: QuantizationScheme, shape: [usize; 2]) -> Option<&'static str> {
     if target.has_quantized(scheme, shape) {

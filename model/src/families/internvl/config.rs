@@ -175,7 +175,7 @@ impl Config {
     }
 }
 
-/// Refuses values that change the computation.
+/// Refuses settings that would change the computation.
 fn check_settings(config: &Map<String, Value>, layout: Layout) -> Result<(), ConfigError> {
     let supported: &[(&str, Value, &'static str)] = match layout {
         Layout::Converted => &[
@@ -218,7 +218,8 @@ fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
 
 /// Reads the text model's settings. If the top level of `config.json` does not specify whether the
 /// output projection is tied to the embedding, the projection is untied if the checkpoint has
-/// `lm_head`. transformers ties by default, but only if the tensors are equal.
+/// `lm_head`. Otherwise, the text model's settings decide, and without a setting, the projection is
+/// tied. transformers ties by default, but only if the tensors are equal.
 fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
     let (key, none) = (layout.text_key(), Map::new());
     let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);
@@ -234,7 +235,8 @@ fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<De
     let heads = ["lm_head.weight", "language_model.lm_head.weight"];
     decoder.tied_embeddings = match stated(&checkpoint.config)? {
         Some(is_tied) => is_tied,
-        // A checkpoint that is only planned has no tensors to look up.
+        // A random or planned checkpoint has no tensors to look up. Without a setting, its
+        // projection is untied.
         None if is_drawn(checkpoint) => stated(text)?.unwrap_or(false),
         None => !heads.iter().any(|head| checkpoint.tensors.contains(head)) && stated(text)?.unwrap_or(true),
     };

@@ -36,8 +36,8 @@ impl Names {
         names
     }
 
-    /// Names of `modeling_intern_vit.py` and `modeling_internvl_chat.py`, which
-    /// come with released checkpoints.
+    /// Names of `modeling_intern_vit.py` and `modeling_internvl_chat.py`, which come with released
+    /// checkpoints.
     fn released() -> Self {
         let tower = |part: &str| format!("vision_model.{part}");
         Names {

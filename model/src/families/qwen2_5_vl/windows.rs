@@ -8,7 +8,8 @@ use crate::{MergeSize, flow::Grid};
 pub(super) struct WindowOrder {
     /// Index of each merged patch in the picture's row-major order.
     pub merged: Vec<usize>,
-    /// Number of merged patches of each window, in order. Windows at the border are smaller.
+    /// Number of merged patches of each window, in order. Windows at the right and bottom borders
+    /// may be smaller.
     pub lengths: Vec<usize>,
 }
 

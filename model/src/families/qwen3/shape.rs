@@ -1,7 +1,7 @@
 //! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from `config.json` of Qwen/Qwen3-* on huggingface.co
-//! (arXiv 2505.09388, table 1).
+//! The numbers are from `config.json` of Qwen/Qwen3-* on huggingface.co (arXiv 2505.09388, table
+//! 1).
 
 use serde_json::Value;
 
@@ -27,8 +27,8 @@ const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Sh
     Shape { name, decoder: DecoderShape { mixture: Some(mixture), ..decoder } }
 }
 
-/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether
-/// the head is tied.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether the output
+/// projection is tied to the embedding.
 pub const SHAPES: [Shape; 9] = [
     released("qwen3-0.6b", [1024, 3072, 28, 16, 8], true),
     released("qwen3-1.7b", [2048, 6144, 28, 16, 8], true),

@@ -58,7 +58,7 @@ const fn mixed(
 }
 
 /// Columns: hidden width, MLP width, layers, query heads, key and value heads; value heads of gated
-/// delta nets; whether the head is tied; vision tower.
+/// delta nets; whether the output projection is tied to the embedding; vision tower.
 pub const SHAPES: [Shape; 10] = [
     released("qwen3.5-0.8b", [1024, 3584, 24, 8, 2], 16, true, SMALLEST_TOWER),
     released("qwen3.5-2b", [2048, 6144, 24, 8, 2], 16, true, SMALL_TOWER),

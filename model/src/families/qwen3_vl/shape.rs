@@ -34,8 +34,8 @@ const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Sh
     Shape { decoder: DecoderShape { mixture: Some(mixture), ..shape.decoder }, ..shape }
 }
 
-/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether the head
-/// is tied; vision tower.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether the output
+/// projection is tied to the embedding; vision tower.
 pub const SHAPES: [Shape; 8] = [
     released("qwen3-vl-2b", [2048, 6144, 28, 16, 8], true, SMALL_TOWER),
     released("qwen3-vl-4b", [2560, 9728, 36, 32, 8], true, SMALL_TOWER),

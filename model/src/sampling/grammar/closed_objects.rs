@@ -3,9 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
-/// Sets `additionalProperties` to false in each object schema that names its members and does not
-/// say whether other members are allowed. Otherwise small models add members until the reply
-/// reaches its token limit.
+/// Sets `additionalProperties` to false in each object schema that names its members and has no
+/// other keyword about members, such as `additionalProperties`, `oneOf` or `$ref`. Otherwise small
+/// models add members until the reply reaches its token limit.
 ///
 /// The schemas in an `allOf` with several entries stay open, because each of them names only some
 /// members of the same object. If the schema has such an `allOf` anywhere, all definitions stay

@@ -127,15 +127,15 @@ fn limits() -> ParserLimits {
         max_grammar_size: 200_000,
         // Errors must not quote generated text.
         verbose_errors: false,
-        // Precomputing would speed up masks of very large patterns, but
-        // compiling would take seconds.
+        // Precomputing would speed up masks of very large patterns, but compiling would take
+        // seconds.
         precompute_large_lexemes: false,
         ..ParserLimits::default()
     }
 }
 
-/// Same as [`whole_refusal`], but errors in a regular expression or a list
-/// of choices become [`GrammarError::UnsupportedRegex`].
+/// Same as [`whole_refusal`], but errors in a regular expression or a list of choices become
+/// [`GrammarError::UnsupportedRegex`].
 fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     match (format, whole_refusal(error)) {
         (OutputFormat::Regex(_) | OutputFormat::Choice(_), GrammarError::Schema { reason }) => {

@@ -6,9 +6,9 @@ use serde_json::Value;
 /// Maximum number of parts to try. Each try compiles one part.
 const TRIED_MAX: usize = 256;
 
-/// Returns a JSON pointer to the innermost part of `schema` that is still refused as a
-/// separate schema with the definitions of the whole schema. Returns `None` if only the
-/// whole schema is refused.
+/// Returns a JSON pointer to the innermost part of `schema` that is still refused as a separate
+/// schema with the definitions of the whole schema. Returns `None` if only the whole schema is
+/// refused. After [`TRIED_MAX`] tries, the result is the innermost part found so far.
 pub(super) fn place(schema: &Value, is_refused: impl Fn(Value) -> bool) -> Option<String> {
     let (mut place, mut part, mut tried) = (String::new(), schema, 0);
     loop {

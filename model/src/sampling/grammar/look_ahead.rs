@@ -80,8 +80,8 @@ fn complement(ahead: &str) -> Option<String> {
             let other = class(&negated(of));
             Some(if *least == 0 { other } else { format!("^$|{other}") })
         }
-        // `ahead` finds `found` anywhere in a text of one line. All other texts
-        // do not contain `found`.
+        // `ahead` finds `found` anywhere in a text of one line. All other texts do not contain
+        // `found`.
         [PatternPart::Many { of, least: 0 }, found @ ..] if !ends && takes_a_line(of) => lacks(found),
         begun => begins_otherwise(begun, ends),
     }
@@ -147,8 +147,8 @@ fn union(one: &ClassUnicode, other: &ClassUnicode) -> ClassUnicode {
     all
 }
 
-/// A pattern that matches exactly the texts that do not contain `parts`. `parts` must be one
-/// character or two adjacent characters.
+/// A pattern that matches exactly the texts that do not contain `parts`. `None` unless `parts` is
+/// one character, or two adjacent characters from equal or disjoint classes.
 fn lacks(parts: &[PatternPart]) -> Option<String> {
     match parts {
         [PatternPart::One(of)] => Some(format!("^{}*$", class(&negated(of)))),

@@ -7,7 +7,8 @@ use llguidance::{TokenParser, api::StopReason, panic_utils::catch_unwind, toktri
 
 use super::error::GrammarError;
 
-/// A parser that has read the first tokens of a reply. After an error it returns only errors.
+/// A parser that has read the first tokens of a reply. After any error except
+/// [`GrammarError::NotFollowed`], it returns only errors.
 ///
 /// llguidance's `Matcher` does nearly the same, but replaces the reason of a stop with a sentence
 /// that may quote generated text.
@@ -32,8 +33,8 @@ impl Parser {
     /// Advances by one produced token.
     ///
     /// # Errors
-    /// [`GrammarError::NotFollowed`] if the token is not allowed; otherwise
-    /// the errors of [`mask`](Self::mask).
+    /// [`GrammarError::NotFollowed`] if the token is not allowed; otherwise the errors of
+    /// [`mask`](Self::mask).
     pub(super) fn read(&mut self, token: u32) -> Result<(), GrammarError> {
         let follows = self.guarded(|inner| inner.validate_token(token))?;
         if !follows {
@@ -48,7 +49,8 @@ impl Parser {
     /// Goes back by the last `tokens` tokens.
     ///
     /// # Errors
-    /// [`GrammarError::Broken`] if fewer tokens were read or the parser has failed before.
+    /// [`GrammarError::Broken`] if fewer tokens were read. If the parser has failed before, the
+    /// errors of [`mask`](Self::mask).
     pub(super) fn rollback(&mut self, tokens: usize) -> Result<(), GrammarError> {
         self.guarded(|inner| inner.rollback(tokens))?;
         self.tokens_read -= tokens;

@@ -30,8 +30,8 @@ pub struct ForcedCalls {
     pub format: ToolFormat,
     /// The tools that a call may choose from.
     pub tools: Vec<CallableTool>,
-    /// Whether a reply may have more than one call: up to 16, in formats
-    /// that support several calls.
+    /// Whether a reply may have more than one call: up to 16, in formats that support several
+    /// calls.
     pub is_parallel: bool,
 }
 

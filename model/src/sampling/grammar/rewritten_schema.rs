@@ -126,9 +126,9 @@ fn takes_text(keywords: &Map<String, Value>) -> bool {
     }
 }
 
-/// Removes `propertyNames` if it allows every string. In an object without named properties,
-/// rewrites a list of names to `properties`, and a pattern or a length to `patternProperties`.
-/// TypeScript's `Record<Key, Value>` needs this.
+/// Removes `propertyNames` if it allows every string. In an object without `properties` and
+/// `patternProperties`, rewrites a list of names to `properties`, and a pattern or a length to
+/// `patternProperties`. TypeScript's `Record<Key, Value>` needs this.
 fn follow_names(keywords: &mut Map<String, Value>) {
     let says_nothing = |names: &Value| {
         let Some(names) = names.as_object() else { return *names == Value::Bool(true) };

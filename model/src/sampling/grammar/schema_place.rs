@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::text::error::PrivateText;
 
-/// A position in a schema. Its `Display` form omits the names that the caller
-/// chose; [`path`](Self::path) includes them.
+/// A position in a schema. Its `Display` form omits the names that the caller chose;
+/// [`path`](Self::path) includes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchemaPlace {
     outline: String,
@@ -19,8 +19,8 @@ impl SchemaPlace {
         &self.path.0
     }
 
-    /// The place that a JSON pointer refers to. Every step is treated as a name
-    /// that the caller chose.
+    /// The place that a JSON pointer refers to. Every step is treated as a name that the caller
+    /// chose.
     pub(super) fn of(pointer: &str) -> Self {
         let root = SchemaPlace { outline: "#".to_owned(), path: PrivateText("#".to_owned()) };
         pointer.split('/').skip(1).fold(root, |place, step| place.named(step))

@@ -145,8 +145,8 @@ impl AllowedTokens {
         self.only_ends
     }
 
-    /// One bit per token of the vocabulary, in words of 32 bits. A bit is set if
-    /// its token may follow.
+    /// One bit per token of the vocabulary, in words of 32 bits. A bit is set if its token may
+    /// follow.
     pub fn words(&self) -> &[u32] {
         self.set.as_slice()
     }

@@ -210,8 +210,9 @@ fn checked(name: &str) -> Result<&str, GrammarError> {
 }
 
 /// A regular expression that matches exactly the texts in which `pattern` is found. `None` if the
-/// pattern cannot be read, does not begin with an anchor, or has anchors other than at its ends. A
-/// pattern that may match at any position would take too much lexer fuel.
+/// pattern cannot be read, does not begin with an anchor, or has anchors or word boundaries other
+/// than the anchors at its ends. A pattern that may match at any position would take too much lexer
+/// fuel.
 fn matching_whole(pattern: &str) -> Option<String> {
     let pattern = regex_syntax::parse(&regex_to_lark(pattern, "dw")).ok()?;
     let mut parts = match pattern.kind() {

@@ -8,7 +8,7 @@ fn alpha(x: u32, y: u32) -> u8 {
     (x * 7 + y * 3) as u8
 }
 
-/// The nearest level, computed with real numbers.
+/// The level on a white background, computed in f64 and rounded to the nearest level.
 fn blend_with_white(level: u8, alpha: u8) -> u8 {
     let share = f64::from(alpha) / 255.0;
     (f64::from(level) * share + 255.0 * (1.0 - share)).round() as u8

@@ -24,8 +24,8 @@ pub(crate) async fn read(
 }
 
 /// `GET /v1/responses/{id}/input_items`: the response's input items, latest first, or oldest
-/// first with `order=asc`. `limit` is the maximum number of items. The list starts after the item
-/// whose id is `after`.
+/// first with `order=asc`. `limit` is the maximum number of items, from 1 to 100 and by default 20.
+/// With `after`, the list starts after the item with this id.
 pub(crate) async fn input_items(
     State(shared): State<Arc<Shared>>,
     Extension(client): Extension<Client>,
@@ -59,7 +59,8 @@ pub(crate) async fn input_items(
     Ok(Json(json!({"object": "list", "data": data, "first_id": first_id, "last_id": last_id, "has_more": has_more})))
 }
 
-/// Cancels a background response. A response that has ended is returned unchanged.
+/// Cancels a background response. A background response that has ended is returned unchanged. Other
+/// responses are refused with 400.
 pub(crate) async fn cancel(
     State(shared): State<Arc<Shared>>,
     Extension(client): Extension<Client>,

@@ -49,8 +49,8 @@ impl BudgetState {
 
     /// Counts as overhead any memory that this process allocated outside leases while a model was
     /// being sized, such as library kernels loaded at their first use. The caller has leased
-    /// everything else that it allocated. If two models are being sized at once, the bytes cannot
-    /// be attributed, so nothing is counted.
+    /// everything else that it allocated. Nothing is counted if two models are being sized at once
+    /// or memory is being backed or unbacked, because the bytes cannot be attributed then.
     pub(super) fn count_loaded_as_overhead(&mut self) {
         if self.ledger.profiling() == 1 && self.is_settled() {
             let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
@@ -61,7 +61,8 @@ impl BudgetState {
 
     /// Counts the memory of captured graphs as overhead when their lease ends, because the driver
     /// keeps that memory in a pool for later graphs. Later probes reduce the overhead when the
-    /// driver has freed the memory.
+    /// driver has freed the memory. Does nothing if the driver does not report memory per process,
+    /// because later probes could not reduce the overhead.
     pub(super) fn keep(&mut self, bytes: Bytes) {
         if self.device.process_bytes().is_some() {
             self.mailbox.books().outside_leases += bytes;
@@ -100,7 +101,7 @@ impl BudgetState {
     }
 
     /// Whether other processes hold more than the ledger knows, or leases must still shrink for
-    /// them.
+    /// them. Always `false` while a model is being sized.
     pub(super) fn is_taken_from(&self) -> Result<bool, DeviceError> {
         let account = self.ledger.account(Memory::Device);
         let has_more = |(_, foreign): (DeviceMemory, Bytes)| foreign > account.foreign || !account.owed().is_zero();
@@ -238,7 +239,8 @@ impl BudgetState {
         }
     }
 
-    /// Whether leases are giving up memory for another process, or a model is being sized.
+    /// Whether leases must still shrink for another process, part of the canary is missing, or a
+    /// model is being sized.
     fn is_pressed(&self) -> bool {
         let account = self.ledger.account(Memory::Device);
         !account.owed().is_zero() || account.canary < account.canary_wanted || self.ledger.is_profiling()

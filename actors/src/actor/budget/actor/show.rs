@@ -45,7 +45,7 @@ impl BudgetState {
         }
     }
 
-    /// Sets the gauges that have changed.
+    /// Reports changes of the canary, and sets the ledger's gauges if any of them has changed.
     pub(super) fn show_changes(&mut self) {
         self.report_canary();
         let shown = self.to_show();
@@ -54,9 +54,10 @@ impl BudgetState {
         }
     }
 
-    /// Sets the gauges of the driver's numbers. At most once a second, this function also sets all
-    /// other gauges, because a metrics recorder may have been installed since. The limit matters
-    /// while another process takes memory, because probes are then more frequent.
+    /// Sets the gauges of the driver's numbers. At most once a second, and whenever a caller
+    /// requests a measurement, this function also sets all other gauges, because a metrics recorder
+    /// may have been installed since. The limit matters while another process takes memory, because
+    /// probes are then more frequent.
     pub(super) fn set_probe_gauges(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
         let device = &self.name;
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);

@@ -32,7 +32,8 @@ impl AttemptLog {
         self.attempts.number()
     }
 
-    /// The number of attempts so far that were refused memory.
+    /// The number of attempts so far that were refused memory. Attempts that relied on a recorded
+    /// profile are not counted.
     pub fn shrinks(&self) -> u32 {
         self.attempts.shrinks()
     }
@@ -69,9 +70,9 @@ impl AttemptLog {
         report
     }
 
-    /// Records that the current attempt failed. An attempt that relied on a recorded profile is
-    /// followed by an attempt that measures again, regardless of the error, because the new attempt
-    /// may succeed.
+    /// Records that the current attempt failed. Unless it was the last, an attempt that relied on a
+    /// recorded profile is followed by an attempt that measures again, regardless of the error,
+    /// because the new attempt may succeed.
     pub fn failed(&mut self, outcome: &Outcome, was_warm: bool, now: Duration) -> Verdict {
         let wait = if was_warm {
             self.attempts.forgone(now)

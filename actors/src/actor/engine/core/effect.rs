@@ -60,7 +60,8 @@ pub enum Effect<P: Parts> {
         /// The largest number of blocks, including borrowed memory.
         limit: usize,
     },
-    /// Freeze the model's gate, so that the model claims no more memory.
+    /// Freeze the model's gate. The model then gets no new lease of device memory, and only its KV
+    /// cache may grow.
     Freeze,
     /// Start serving actors. [`Started`](super::Input::Started) follows.
     Start(Start<P>),
@@ -95,7 +96,7 @@ pub struct Size<P: Parts> {
     pub plan: P::Plan,
     pub needs: P::MemoryRequirements,
     pub loaded: P::Loaded,
-    /// Whether the attempt relies on the recorded profile.
+    /// Whether the attempt relies on a recorded profile or on the record from before a sleep.
     pub is_warm: bool,
     pub attempt: u32,
     /// The number of earlier attempts that were refused memory.

@@ -58,8 +58,8 @@ pub enum Input<P: Parts> {
         profiled: P::Profiled,
         serving: P::Serving,
     },
-    /// The device refused memory to a step or encoder batch while serving. The actor that received
-    /// the lane's error reports nothing about that job and does no more work.
+    /// The device refused memory to a step, encoder batch or copy while serving. The actor that
+    /// received the lane's error reports nothing about that job and does no more work.
     Refused {
         /// The lane of the actor that received the error.
         which: WhichLane,
@@ -96,7 +96,7 @@ pub struct Planned<P: Parts> {
     pub plan: P::Plan,
     /// KV cache blocks that should fit.
     pub blocks: usize,
-    /// Whether a recorded profile applies.
+    /// Whether a recorded profile or the record from before a sleep applies.
     pub is_warm: bool,
 }
 

@@ -102,7 +102,8 @@ impl<P: Parts> Serving<P> {
         serving
     }
 
-    /// The serving actors that are running. `None` while all of them are being replaced.
+    /// The serving actors that are running. `None` while actors are being started, and while all of
+    /// them are stopped.
     pub fn children(&self) -> Option<&P::Children> {
         match &self.actors {
             Actors::Up(children) | Actors::Restarting { kept: children, .. } => Some(children),

@@ -36,7 +36,7 @@ pub enum ResizeOutcome {
     Done,
     /// Another process or lease took the memory first. The size is as before.
     Refused,
-    /// The scheduler died before it answered, and nothing was unbacked.
+    /// The scheduler died before it answered, or the engine is being ended. Nothing was unbacked.
     Interrupted,
 }
 

@@ -9,8 +9,9 @@ use crate::{
     profile::{MemoryState, shrunk},
 };
 
-/// Returns suggestions for an attempt with `target_tokens` of KV cache that was refused memory.
-/// Each suggestion, a smaller KV cache or a lower limit, would have freed the `missing` bytes.
+/// Returns suggestions for an attempt with `target_tokens` of KV cache that was refused memory: a
+/// smaller KV cache, and lower limits. A suggested value would have freed the `missing` bytes. A
+/// suggestion for a knob that cannot help has no value.
 ///
 /// `capacity` is all memory that the model could lease now, if known. If other processes use so
 /// much memory that no number of tokens fits, only lower limits are suggested. Knobs that would

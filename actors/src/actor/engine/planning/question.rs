@@ -85,8 +85,8 @@ impl<'q> Question<'q> {
 /// sequences hold snapshots.
 const EXPECTED_TOKENS: usize = 8192;
 
-/// Lowered numbers of sequences are multiples of this number. A few more or fewer free bytes at a
-/// later start then give the same number, so the recorded profile still applies.
+/// Lowered numbers of sequences are multiples of this number, unless fewer fit. A few more or fewer
+/// free bytes at a later start then give the same number, so the recorded profile still applies.
 const SEQUENCES_STEP: usize = 8;
 
 /// The smallest number of KV cache blocks for a start: the size that the user fixed, or the size of

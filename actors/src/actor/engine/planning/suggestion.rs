@@ -81,7 +81,8 @@ pub struct Suggestion {
     /// value, or if the knob is the device's memory.
     pub setting: Option<Setting>,
     /// Bytes that the change makes available, because the model claims less or the device has more.
-    /// 0 if the device has enough memory and only a fraction was too small.
+    /// 0 if there is no suggested value, or if the device has enough memory and only a fraction was
+    /// too small.
     pub frees: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! Handling of a lost device: all its engines end, and a new device replaces it.
+//! Handling of a lost device: all its engines end, and a new device replaces it if one is allowed.
 
 use std::sync::Arc;
 

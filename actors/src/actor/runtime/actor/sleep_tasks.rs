@@ -206,7 +206,8 @@ impl RuntimeState {
     }
 }
 
-/// Leases host memory for the weights, and waits up to `within` until no request is running.
+/// Leases host memory for the weights, unless `level` is level 2, and waits up to `within` until no
+/// request is running. Without a `level`, a refused lease is ignored.
 async fn drain(arguments: &EngineArguments, level: Option<SleepLevel>, within: Duration) -> Result<(), SleepError> {
     let EngineArguments { label, budget, weight_store, wakefulness, device, .. } = arguments;
     if let (Some(segment), true) = (weight_store.segment(), level != Some(SleepLevel::Level2)) {

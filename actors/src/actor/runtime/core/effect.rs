@@ -14,7 +14,7 @@ use crate::{
 pub enum Effect<P: Parts> {
     /// Answer a load request with an error, because the runtime is shutting down.
     Refuse(P::LoadRequest),
-    /// Remove the entry of a model of this name that ended by itself from gauges and health.
+    /// If a model of this name ended by itself, remove it from gauges and health.
     ForgetDead { name: String },
     /// Start the first engine of a model, and answer its loader when the model is READY.
     Begin {

@@ -17,10 +17,10 @@ use crate::{
 
 /// A sequence that was preempted this often for other sequences is admitted again only when the
 /// pool can hold it to its end. From then on it is a kept sequence: it keeps its blocks while other
-/// sequences lose theirs. Only a shrink still takes blocks of a kept sequence, if they are in the
-/// removed tail, because blocks cannot be moved. Losses to shrinks do not count here. A shrink
-/// takes blocks from many sequences at once. If they all became kept sequences, only a few of them
-/// could be admitted again at a time.
+/// sequences lose theirs. Only a shrink still takes blocks of a kept sequence: if they are in the
+/// removed tail, because blocks cannot be moved, or if the smaller pool cannot hold all kept
+/// sequences. Losses to shrinks do not count here. A shrink takes blocks from many sequences at
+/// once. If they all became kept sequences, only a few of them could be admitted again at a time.
 const PREEMPTIONS_MAX: u32 = 2;
 
 /// Maximum number of sequences whose history is kept after they were sent back to their drivers.

@@ -9,6 +9,7 @@ use crate::token_interval::{StepWork, TokenInterval};
 
 /// The fewest prompt tokens that a step with prompts runs in addition to decoding, so that prompts
 /// make progress whatever interval is promised. Larger chunks are whole multiples of this number.
+/// Chunks are smaller if fewer tokens are left in the prompts or in the step.
 const CHUNK_LEAST: usize = 16;
 
 impl SchedulerCore {
@@ -57,9 +58,10 @@ impl SchedulerCore {
     }
 
     /// Maximum number of drafts for each decoding sequence. Each decoding sequence needs one token
-    /// of the step, and drafts may take half of the rest. With recurrent states, one token is set
-    /// aside for every sequence that may run, not only the decoding ones, so that the next step can
-    /// run accepted drafts again.
+    /// of the step, and drafts may take half of the rest, at most [`DRAFTS_OF_STEP`]. Measured
+    /// goodput may lower the number. With recurrent states, one token is set aside for every
+    /// sequence that may run, not only for decoding sequences, so that the next step can run
+    /// accepted drafts again.
     pub(super) fn drafts_each(&self) -> usize {
         if self.limits.draft_tokens == 0 {
             return 0;
@@ -76,8 +78,8 @@ impl SchedulerCore {
     }
 
     /// Maximum number of drafts that the draft head computes after its first draft, for each
-    /// sequence of the next step. The lane waits for the tokens of such a step, so the step is not
-    /// planned ahead.
+    /// sequence of the next step. The lane waits for the tokens of a step with further drafts, so
+    /// no such step is planned ahead.
     fn further_drafts_max(&self, drafts_max: usize) -> usize {
         if !self.has_draft_head || !self.under_way.is_empty() || drafts_max == 0 && self.has_streams() {
             return 0;

@@ -15,8 +15,8 @@ use crate::{
 /// all of them.
 const AHEAD: usize = PREPARED_JOBS - 2;
 
-/// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank: free, with no content that must
-/// still be copied. Steps then seldom wait for copies to the host.
+/// With a host tier, 1 / `BLANK_SHARE` of the pool, but no more than a step needs, is kept blank:
+/// free, with no content that must still be copied. Steps then seldom wait for copies to the host.
 const BLANK_SHARE: usize = 16;
 
 impl SchedulerCore {

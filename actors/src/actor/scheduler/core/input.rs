@@ -11,7 +11,7 @@ use crate::{
 /// An event for the scheduler.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A new sequence is queued.
+    /// A sequence that is new or admitted again is queued.
     Admit(Box<NewSequence>),
     /// The caller of this sequence has disconnected.
     Cancel(SequenceId),
@@ -23,7 +23,7 @@ pub enum Input {
     /// tokens of the next [`Input::Stepped`].
     Drafted(Vec<Vec<u32>>),
     /// The pool must change to this many blocks. A smaller size takes effect when the running steps
-    /// have ended.
+    /// and copies have ended.
     Resize(usize),
     /// The delay that [`Effect::Gather`] started has passed.
     Gathered,
@@ -48,7 +48,8 @@ pub enum Effect {
     Copy(Box<Copies>),
     /// These sequences wait without blocks, because the next step lacks this many blocks.
     LacksBlocks(Vec<SequenceId>, usize),
-    /// A sequence begins, and this many of its tokens are cached. Sent once per sequence.
+    /// A sequence begins, and this many of its tokens are cached. Sent at most once per
+    /// [`Input::Admit`].
     Begun(SequenceId, usize),
     /// A sequence has a new token.
     Token(SequenceId, u32),
@@ -58,8 +59,8 @@ pub enum Effect {
     /// the sequence. When the driver has the pictures again, it admits the sequence again under the
     /// same id.
     Readmit(SequenceId),
-    /// A sequence without blocks has missed this deadline, or could no longer meet it. The
-    /// scheduler forgets the sequence.
+    /// A sequence that waits or has not begun has missed this deadline, or could no longer meet it.
+    /// The scheduler forgets the sequence.
     Late(SequenceId, Deadline),
     /// These sequences hold no blocks any more.
     Released(Vec<SequenceId>),

@@ -1,6 +1,6 @@
 //! A pool that shrinks and grows while sequences run. No sequence is preempted while a step runs.
-//! Shrinking therefore waits until the lane's steps have ended, and no new step is planned until
-//! then.
+//! Shrinking therefore waits until the lane's steps and copies have ended, and no new step is
+//! planned until then.
 
 use std::cmp::Reverse;
 

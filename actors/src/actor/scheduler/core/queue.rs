@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Sequence {
-    /// A sort key: smallest for the most urgent sequence, and for the oldest among equally urgent
-    /// ones.
+    /// A sort key. The most urgent sequence has the smallest key. Among equally urgent sequences,
+    /// the oldest has the smallest key.
     pub(super) fn urgency(&self) -> (i32, SequenceId) {
         (self.spec.scheduling_params.priority, self.id())
     }

@@ -131,7 +131,7 @@ impl SchedulerCore {
         finish
     }
 
-    /// Runs a step without drafted tokens, because there are too few blocks for them. No sequence
+    /// Removes the drafts from a step, because there are too few blocks for them. No sequence
     /// loses its blocks for the drafts of another sequence.
     pub(super) fn give_up_drafts(&mut self, shares: &mut [SequenceTokens]) {
         for share in shares.iter_mut().filter(|share| share.drafts + share.further > 0) {

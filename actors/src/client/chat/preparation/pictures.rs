@@ -36,7 +36,9 @@ impl RequestPictures {
     /// requests that wait for rows. Returns `None` if an actor died.
     ///
     /// # Errors
-    /// [`ChatError::Media`] for a picture that cannot be read.
+    /// [`ChatError::Media`] for a picture that cannot be read. [`ChatError::Vision`] if the
+    /// pictures do not get into the vision cache. [`ChatError::Unanswered`] if an actor does not
+    /// answer in time.
     pub(crate) async fn get(
         serving: &Serving,
         files: &[MediaPlan],

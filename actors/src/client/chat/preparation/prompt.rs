@@ -42,8 +42,8 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Renders and tokenizes the chat. `limit` is the maximum tokens of the prompt. Tokenization
-    /// stops at [`counted_max`] tokens.
+    /// Renders and tokenizes the chat. `limit` is the maximum tokens of prompt and reply. A longer
+    /// prompt is an error here only if it exceeds [`counted_max`] tokens, where tokenization stops.
     pub(super) fn of(chat: &Chat, context: &ModelContext, limit: usize) -> Result<Self, ChatError> {
         let (mut messages, visuals) = chat.split();
         let pictures = plan_pictures(context, &visuals, chat.generation.cache_salt.as_deref())?;

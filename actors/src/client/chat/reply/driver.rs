@@ -130,7 +130,8 @@ impl Driver {
     }
 
     /// Runs the request to its end. The credit is returned before the caller can see the end, so a
-    /// caller that sends one request after another is never refused for lack of a credit.
+    /// caller that sends one request after another is never refused because of its own previous
+    /// request.
     pub(crate) async fn run(mut self, loss: impl Future<Output = ChatError>) {
         let patience = self.stopwatch.patience().clone();
         let lives = async { patience.hold(self.lives()).await.unwrap_or_else(Err) };
@@ -280,8 +281,9 @@ impl Driver {
         self.listen(&mut delivered, lead, computed).await
     }
 
-    /// Gets the pictures. Returns `None` if an actor died. A prompt whose log-probabilities were
-    /// requested is computed in full, so its pictures always need rows of the vision cache.
+    /// Gets the pictures. Returns `None` if an actor died. Until requested log-probabilities of the
+    /// prompt have been sent, the prompt is computed in full, so all its pictures need rows of the
+    /// vision cache.
     async fn pictures(
         &mut self,
         serving: &Serving,

@@ -18,7 +18,7 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
-    /// Returns the parsed arguments, if the call is complete.
+    /// Returns the parsed arguments. `None` if they are not a JSON object.
     pub fn parsed(&self) -> Option<Map<String, Value>> {
         serde_json::from_str(&self.arguments).ok()
     }

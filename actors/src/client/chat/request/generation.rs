@@ -7,15 +7,16 @@ use super::Chat;
 
 /// Settings of the reply. Passing `None` to a setting that takes an `Option` changes nothing.
 impl Chat {
-    /// Maximum tokens of the reply. Default: all tokens that the prompt leaves of the context.
+    /// Maximum tokens of the reply. Default: all tokens that the prompt leaves of the context. A
+    /// larger value is lowered to this number.
     pub fn max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
         self.generation.tokens_max = tokens.into().or(self.generation.tokens_max);
         self
     }
 
-    /// Minimum tokens of the reply. Until the reply has this length, neither an end token of the
-    /// model nor a stop string ends it. A chat that sets a minimum may have up to 1,024 stop
-    /// tokens, including the stop tokens of the checkpoint.
+    /// Minimum tokens of the reply. Until the reply has this length, no end token of the model,
+    /// stop token or stop text ends it. A chat that sets a minimum may have up to 1,024 stop
+    /// tokens, including the end tokens of the checkpoint.
     pub fn min_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
         self.generation.tokens_min = tokens.into().unwrap_or(self.generation.tokens_min);
         self
@@ -98,7 +99,8 @@ impl Chat {
         self
     }
 
-    /// Ignores the model's end tokens, so that the reply continues up to `max_tokens`.
+    /// Ignores the model's end tokens, so that the reply continues up to `max_tokens`, unless a
+    /// stop text, a stop token or the last allowed tool call ends it.
     pub fn ignore_end(mut self) -> Self {
         self.generation.ignores_end = true;
         self
@@ -127,8 +129,8 @@ impl Chat {
     }
 
     /// Constrains the reply to an output format, such as a JSON schema or a regular expression. A
-    /// reasoning model writes its reasoning first. If the chat has tools, the model may call a tool
-    /// instead.
+    /// reasoning model writes its reasoning first. If the chat has tools and the model's format of
+    /// tool calls is known, the model may call a tool instead.
     pub fn format(mut self, format: impl Into<Option<OutputFormat>>) -> Self {
         self.generation.format = format.into().or(self.generation.format);
         self

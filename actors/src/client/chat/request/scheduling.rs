@@ -45,9 +45,9 @@ impl Chat {
         self
     }
 
-    /// Sets the time within which the chat's first step must be planned, counted from the
-    /// request. A chat that waits longer ends before it uses any memory of the model.
-    /// Default: the model's `queue_deadline`.
+    /// Sets the time within which the chat's first step must be planned, counted from the request.
+    /// A chat that waits longer ends before it uses any KV cache. Its pictures may have been
+    /// encoded by then. Default: the model's `queue_deadline`.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -62,7 +62,7 @@ impl Chat {
 
     /// Sets the time within which the first token of the reply must be ready, counted from the
     /// request. If the duration of the model's steps shows that a chat can no longer meet this
-    /// deadline, the chat ends before it uses any memory of the model. Default: the model's
+    /// deadline, the chat ends before it uses any KV cache. Default: the model's
     /// `first_token_deadline`.
     pub fn first_token_deadline(mut self, deadline: Duration) -> Self {
         self.scheduling.deadlines.first_token = Some(deadline);

@@ -6,8 +6,8 @@
 //! of autotuning, the GEMMs that passes have called are measured with few rows
 //! (`gemm/autotune.rs`). Afterward, a size that was not measured uses the algorithm of another
 //! measured size of the same GEMM, if that algorithm supports both sizes. Larger sizes are tried
-//! first. So no kernel of the library is loaded while serving. Only a GEMM that no pass called
-//! during autotuning uses the first proposal.
+//! first. A GEMM without such an algorithm, which no pass called during autotuning, uses the first
+//! proposal. For all other GEMMs, no kernel of the library is loaded while serving.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -280,8 +280,8 @@ fn tuned_for(lane: BlasLane<'_>, described: &Described, operands: GemmOperands) 
 
 impl Described {
     /// Creates the descriptors. cuBLASLt's matrices are column-major, so a row of this project is a
-    /// column of cuBLASLt, which computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in,
-    /// rows]`.
+    /// column of cuBLASLt, which computes
+    /// `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
     pub(in crate::cuda) fn of(blas: &Blas, activation: DType, problem: GemmProblem) -> Result<Described, DeviceError> {
         let desc = blas.desc()?;
         blas.set(&desc, number::DESC_TRANSA, number::OP_TRANSPOSED)?;
