@@ -9,7 +9,7 @@
 
 use std::{
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -269,13 +269,13 @@ impl OfRank {
     }
 
     /// Like `lock`, but returns `None` if the rank does not return from the library within
-    /// `LAUNCHES`, because a collective that the rank launched earlier still waits. Also returns
-    /// `None` after this time if the mutex is poisoned.
+    /// `LAUNCHES`, because a collective that the rank launched earlier still waits.
     fn lock_soon(&self) -> Option<MutexGuard<'_, ()>> {
         let began = Instant::now();
         loop {
             match self.gate.try_lock() {
                 Ok(gate) => return Some(gate),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
                 Err(_) if began.elapsed() > LAUNCHES => return None,
                 Err(_) => thread::park_timeout(Duration::from_millis(1)),
             }
