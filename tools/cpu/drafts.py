@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compares replies of `bursar serve` with and without drafts of the model's draft head: tokens per second of a stream,
-and accepted drafts by position.
+and accepted drafts by position. The last drafts use an output projection in 4 bits.
 
     python3 tools/cpu/drafts.py BURSAR FOLDER [ROUNDS]
 
@@ -79,14 +79,15 @@ def main():
         sys.exit(__doc__)
     binary, folder, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 20
     expected = None
-    for drafts in [0, 1, 3, 0, 1, 3]:
-        config = json.dumps({"method": "mtp", "num_speculative_tokens": drafts})
+    for drafts, projection in [(0, "none"), (1, "none"), (3, "none"), (3, "int4")] * 2:
+        config = json.dumps({"method": "mtp", "num_speculative_tokens": drafts, "quantization": projection})
         flags = ["--draft-fixed", "--speculative-config", config] if drafts else []
         rate, accepted, texts = measure(binary, folder, flags, rounds)
         expected = expected or texts
         if texts != expected:
             sys.exit(f"with {drafts} drafts, replies differ")
-        print(f"{drafts} drafts: {rate:.0f} tokens per second, accepted by position: {accepted}", flush=True)
+        of = f", projection in {projection}" if drafts else ""
+        print(f"{drafts} drafts{of}: {rate:.0f} tokens per second, accepted by position: {accepted}", flush=True)
 
 
 if __name__ == "__main__":
