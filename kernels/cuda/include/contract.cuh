@@ -82,7 +82,7 @@ constexpr uint32_t BLOCKS_MAX = 128;
 constexpr uint32_t RANKS_MAX = 8;
 // Bytes of a unit, which a thread copies or adds at once.
 constexpr uint32_t UNIT = 16;
-// Bytes of a unit if the bytes of a row are not a multiple of `UNIT`.
+// Bytes of a unit if the starts or lengths of rows are not multiples of `UNIT` bytes.
 constexpr uint32_t ODD_UNIT = 2;
 // Offset of the failure word in the exchange memory, in bytes.
 constexpr uint32_t FAILED_AT = 8200;
@@ -300,9 +300,9 @@ constexpr uint32_t COUNTERS = 2048;
 // Bit of `flags`: the preceding kernel does not write the cached tokens before a sequence's rows of this step.
 constexpr uint32_t PAST_IS_THERE = 1;
 // Bit of `flags`: weights are read with the hint that the L2 cache evicts them first, so keys and values should be read
-// with the same hint.
+// with the same hint if they exceed `READ_ONCE_MIB` of decode_attention.cuh.
 constexpr uint32_t OTHERS_READ_ONCE = 2;
-// Pipeline stages of one warp's ring; a stage holds one block of the KV cache.
+// Pipeline stages of one warp's ring. A stage holds one KV head of one block of the cache.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_STAGES =
     HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : HEAD_DIM == 256 ? 3 : 0;
@@ -392,9 +392,9 @@ namespace gemm_small_m {
 constexpr uint32_t ROWS_MAX = 64;
 // Maximum weight rows per tile.
 constexpr uint32_t TILE_ROWS = 128;
-// Columns per step.
+// Columns per step. With E4M3, a step has twice as many.
 constexpr uint32_t STEP_COLUMNS = 128;
-// Columns that one copy transfers, which is the span of one swizzle.
+// Columns that one copy transfers, which is the span of one swizzle. With E4M3, a copy transfers twice as many.
 constexpr uint32_t CHUNK_COLUMNS = 64;
 // Number of adjacent gate rows in a tile, after which the same number of up rows follows.
 constexpr uint32_t GATE_ROWS = 8;
@@ -420,7 +420,7 @@ constexpr uint32_t OUT_IS_F32 = 2;
 template <uint32_t ROWS>
 constexpr uint32_t STAGES_BYTES =
     ROWS == 8 ? 159744 : ROWS == 16 ? 159744 : ROWS == 32 ? 147456 : ROWS == 64 ? 184320 : ROWS == 128 ? 151552 : 0;
-// Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile, and the sums that the thread
+// Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile, or the sums that the thread
 // blocks of a cluster send.
 template <uint32_t ROWS>
 constexpr uint32_t SUMS_BYTES =
@@ -444,7 +444,7 @@ constexpr uint32_t GROUP = 128;
 constexpr uint32_t BLOCK_ROWS_MIN = 8;
 // Values that a thread rounds at once (one vector).
 constexpr uint32_t VECTOR = 8;
-// Maximum threads per thread block. A thread block rounds one row.
+// Maximum threads per thread block, except in the kernels for long rows.
 constexpr uint32_t THREADS_MAX = 512;
 // Thread blocks of the cluster that shares one row of gate and up values.
 constexpr uint32_t GATE_BLOCKS = 8;
@@ -498,7 +498,7 @@ constexpr uint32_t OUT_IS_F32 = 4;
 constexpr uint32_t IS_BF16 = 8;
 }  // namespace gemm_tiled_e4m3
 
-// gemm_int4.cu: GEMMs with weights of 4-bit integers by groups of columns.
+// gemm_int4.cu: GEMMs with weights of 4-bit integers, with a scale for each group of columns.
 namespace gemm_int4 {
 // Maximum number of rows of x.
 constexpr uint32_t ROWS_MAX = 64;
@@ -568,7 +568,7 @@ constexpr uint32_t MULTIPLIERS = 2;
 constexpr uint32_t TILE_ROWS = 128;
 // Weight rows per tile. Each thread block of a cluster copies half of them.
 constexpr uint32_t TILE_WEIGHTS = 256;
-// Columns per step.
+// Columns per step. With E4M3, a step has twice as many.
 constexpr uint32_t STEP_COLUMNS = 64;
 // Rows and columns of the output that one copy transfers (a box).
 constexpr uint32_t BOX = 64;
