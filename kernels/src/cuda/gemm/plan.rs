@@ -485,7 +485,7 @@ mod tests {
                         let plan = |rows| {
                             let mut found = Found { fastest, ..Found::default() };
                             let mut planner = planner(gpu, GemmBackend::Measured, &mut found);
-                            match planner.plan(GemmProblem { rows, scheme, ..gemm }, operands(96 << 20)) {
+                            match planner.plan(GemmProblem { rows, scheme, ..gemm }, operands(256 << 20)) {
                                 Ok(Some(plan)) => format!("{plan:?}"),
                                 Ok(None) => "unfused".to_owned(),
                                 Err(error) => panic!("{rows} rows: {error}"),
