@@ -199,6 +199,7 @@ fn a_trace_is_replayed_at_its_own_or_another_rate() {
     // With one request at a time, each request finds the blocks of the previous requests, and its
     // times are measured from the moment at which the request is sent.
     let in_turn = run(&["--trace", trace, "--rate", "1000", "--max-concurrency", "1"]);
+    assert_eq!(in_turn["name"], "day at 1000/s, at most 1 in flight", "{in_turn}");
     assert_eq!((&in_turn["answered"], &in_turn["cached_tokens"]), (&4.into(), &192.into()), "{in_turn}");
     assert_eq!(in_turn["counts"]["sequences"]["most"], 1.0, "{in_turn}");
     let whole = &in_turn["whole_ms"];

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, process::Command};
 
 use bursar::messages::SchedulerMessage;
 use bursar::{
-    Bytes, Chat, ChatEvent, DraftQuantization, DraftSource, Envelope, LoadOptions, ModelSource, NgramSizes,
+    Bytes, Chat, ChatEvent, Class, DraftQuantization, DraftSource, Envelope, LoadOptions, ModelSource, NgramSizes,
     OutputFormat, TokenScore,
 };
 use bursar_actors::responder::Responder;
@@ -142,7 +142,16 @@ fn replies_are_equal_with_several_drafts_of_a_draft_head() {
 fn replies_are_equal_with_a_rounded_draft_projection() {
     let rounded = Some(DraftQuantization::Int4);
     let options = LoadOptions { draft_quantization: rounded, ..by_head("rounded drafts", 3) };
-    replies_are_equal(hybrid_demo, options, |chat| chat, 200.0);
+    replies_are_equal(hybrid_demo, options.clone(), |chat| chat, 200.0);
+    story(async {
+        let weights = async |options| {
+            let stage = Stage::of(hybrid_demo(), options).await;
+            let snapshot = stage.snapshot().await;
+            snapshot.classes.iter().find(|line| line.class == Class::Weights).expect("weights are leased").bytes
+        };
+        let [rounded, plain] = [weights(options).await, weights(by_head("unrounded drafts", 3)).await];
+        assert!(rounded > plain, "{rounded} with a second projection, {plain} without");
+    });
 }
 
 /// Checks that a model gives the same replies with and without drafts. At least `least` drafts must
@@ -465,6 +474,7 @@ fn memory_for_drafts_is_planned_from_vllms_flag() {
     assert!(default == int4 && (copy..copy + (2 << 20)).contains(&(int4 - none)), "{default}, {int4}, {none}");
     for (config, expected) in [
         (r#"{"method": "mtp", "quantization": "fp8"}"#, "expected int4 or none"),
+        (r#"{"method": "ngram", "quantization": "int4"}"#, "because `draft_method` is not mtp"),
         (r#"{"method": "eagle3"}"#, "eagle3 and other draft models are not supported yet"),
         (r#"{"method": "mtp"}"#, "has no draft head"),
         (r#"{"method": "ngram", "num_speculative_tokens": 65}"#, "is 65; expected at most 64"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compares replies of `bursar serve` with and without drafts of the model's draft head: tokens per second of a stream,
-and accepted drafts by position. The last drafts use an output projection in 4 bits.
+and accepted drafts by position. The last configuration uses an output projection in 4 bits.
 
     python3 tools/cpu/drafts.py BURSAR FOLDER [ROUNDS]
 

@@ -6,7 +6,7 @@ use bursar_budgets::{Bytes, system_memory_left};
 use bursar_kernels::{BlasSearch, Target};
 use bursar_model::{
     Envelope,
-    checkpoint::{Checkpoint, WeightQuantization},
+    checkpoint::{Checkpoint, DraftProjection, WeightQuantization},
     flow::ImageLimits,
 };
 
@@ -246,11 +246,12 @@ impl LoadOptions {
         let checkpoint = checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_context_limit(context_tokens);
         let draft_tokens = self.limits.draft_tokens.or(self.envelope.as_ref().map(|envelope| envelope.draft_tokens));
         let has_draft_head = self.draft_source == DraftSource::DraftHead && draft_tokens.is_some_and(|count| count > 0);
-        let is_rounded = self.draft_quantization.map_or(matches!(target, Target::Cuda(_)), |format| match format {
-            DraftQuantization::None => false,
-            DraftQuantization::Int4 => true,
-        });
-        let checkpoint = checkpoint.with_draft_head(has_draft_head).with_rounded_draft_projection(is_rounded);
+        let draft_projection = match (self.draft_quantization, target) {
+            (Some(DraftQuantization::None), _) | (None, Target::Cpu { .. }) => DraftProjection::Decoder,
+            (None, Target::Cuda(_)) => DraftProjection::Int4IfSupported,
+            (Some(DraftQuantization::Int4), _) => DraftProjection::Int4,
+        };
+        let checkpoint = checkpoint.with_draft_head(has_draft_head).with_draft_projection(draft_projection);
         Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()))
     }
 

@@ -7,7 +7,9 @@ use serde_json::Value;
 
 use crate::scheduler::{DraftSource, NgramSizes};
 
-use super::{DraftMethod, Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::described, nested};
+use super::{
+    DraftMethod, DraftQuantization, Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::described, nested,
+};
 
 /// Drafted tokens of a sequence in a step, if a method is set without a number.
 const DRAFT_TOKENS: usize = 4;
@@ -101,6 +103,15 @@ impl Knobs {
             && let Some((name, size)) = sizes.into_iter().find_map(|(name, size)| Some((name, size?)))
         {
             return Err(KnobError::value(name, &size.into(), "no value, because `draft_method` is mtp"));
+        }
+        if let (Some(DraftMethod::None | DraftMethod::Ngram), Some(DraftQuantization::Int4)) =
+            (self.draft_method, self.draft_quantization)
+        {
+            return Err(KnobError::value(
+                "draft_quantization",
+                &"int4".into(),
+                "no value, because `draft_method` is not mtp",
+            ));
         }
         match self.ngram_sizes() {
             Some(NgramSizes { min, max }) if min > max => {

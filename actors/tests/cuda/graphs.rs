@@ -22,7 +22,7 @@ use bursar_budgets::*;
 use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken};
 use bursar_model::{
     Model,
-    checkpoint::{Checkpoint, CheckpointSource},
+    checkpoint::{Checkpoint, CheckpointSource, DraftProjection},
     flow::{BlockTable, CacheFormat, CacheGroups, NextToken, SequencePart, StateSlots, StepBatch, StepFormat, Token},
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
@@ -114,7 +114,8 @@ impl Stage {
         let kernels = CudaKernels::load(&cuda, target, &search).expect("the kernels load");
         let device: Arc<dyn Device> = cuda.clone();
         let checkpoint = Checkpoint::open(source).expect("the checkpoint opens").with_cache(cache);
-        let checkpoint = checkpoint.with_draft_head(shape.has_draft_head);
+        let checkpoint =
+            checkpoint.with_draft_head(shape.has_draft_head).with_draft_projection(DraftProjection::Int4IfSupported);
         let plan = Model::plan(&checkpoint, &kernels.target()).expect("the model can be planned");
         let (bytes, kv_shape) = (plan.weight_bytes(), plan.kv_shape(&kernels.target()));
         let blocks = shape.decode_rows * blocks_each(shape) * shape.format.groups;

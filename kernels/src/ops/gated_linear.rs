@@ -43,7 +43,11 @@ impl<B: Backend> Scope<'_, B> {
         let inner = self.scope();
         let quant_scratch = inner.quant_scratch_for(&x, &weight)?;
         let gate_up = inner.empty([rows, 2 * features])?;
-        let scratch = inner.take_scratch(self.target().linear_scratch(2 * features, in_features, weight.dtype()))?;
+        let scratch = inner.take_scratch(self.target().linear_scratch(
+            [2 * features, in_features],
+            weight.dtype(),
+            gate_up.dtype(),
+        ))?;
         let x = inner.wanted(&x, &weight, &quant_scratch)?;
         let flops = (rows * features * (4 * in_features + 5)) as u64;
         let bias_bytes = bias.map_or(Bytes(0), Tensor::bytes);

@@ -71,7 +71,8 @@ impl<B: Backend> Scope<'_, B> {
         let (out_features, in_features) = (weight.rows(), weight.columns());
         let inner = self.scope();
         let quant_scratch = inner.quant_scratch_for(&x, &weight)?;
-        let scratch = inner.take_scratch(self.target().linear_scratch(out_features, in_features, weight.dtype()))?;
+        let shape = [out_features, in_features];
+        let scratch = inner.take_scratch(self.target().linear_scratch(shape, weight.dtype(), out.dtype()))?;
         let x = inner.wanted(&x, &weight, &quant_scratch)?;
         let mut work = Work::over(2 * (x.rows() * out_features * in_features) as u64, &[out]);
         work.bytes += x.bytes() + weight.bytes() + bias.map_or(Bytes(0), Tensor::bytes);

@@ -56,7 +56,8 @@ impl<B: Backend> Scope<'_, B> {
         work.bytes += normed.bytes() + weight.bytes();
         self.count(work);
         let inner = self.scope();
-        let of_product = inner.take_scratch(self.target().linear_scratch(experts, hidden, weight.dtype()))?;
+        let of_product =
+            inner.take_scratch(self.target().linear_scratch([experts, hidden], weight.dtype(), DType::F32))?;
         let of_routing = inner.take_scratch(self.target().route_scratch(rows, experts))?;
         self.backend.rms_norm_route(calls::RmsNormRoute {
             norm: norm.call(x, normed),

@@ -117,11 +117,10 @@ impl Decoder {
             }
             None
         };
-        let draft_projection = if draft_head.is_some() && map.rounds_draft_projection() {
-            let head = if config.tied_embeddings { &embedding_name } else { head };
-            map.rounded_vocabulary(head, tokens, rows, config.hidden)?
-        } else {
-            None
+        let projection_name = if config.tied_embeddings { &embedding_name } else { head };
+        let draft_projection = match &draft_head {
+            Some(_) => map.draft_projection(projection_name, tokens, rows, config.hidden)?,
+            None => None,
         };
         let (groups, format) = (config.cache_groups(), config.step_format());
         Ok(Decoder {
@@ -306,7 +305,9 @@ impl Decoder {
             let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
             head.forward(&scope, &pass, cache, input, normed)?;
         }
-        let weight = self.draft_projection.as_ref().unwrap_or(self.head());
+        // For many rows, the unrounded weight is faster.
+        let is_few = logits.rows() <= scope.target().int4_logit_rows_max();
+        let weight = self.draft_projection.as_ref().filter(|_| is_few).unwrap_or(self.head());
         self.project_with(weight, scope, &normed.row_range(0..logits.rows()), None, of, logits)
     }
 

@@ -27,7 +27,7 @@ pub use fingerprint::CheckpointFingerprint;
 pub use gguf::{GgufArchitecture, GgufFile, GgufLayers, GgufVision, NamedFiles};
 #[cfg(feature = "hub")]
 pub use hub::{HubError, HubModel, HubOptions};
-pub use open::Checkpoint;
+pub use open::{Checkpoint, DraftProjection};
 pub use origin::CheckpointOrigin;
 pub use packed::{PackedFormat, PackedMatrix, PackedScheme};
 pub use quantization::{

@@ -27,6 +27,21 @@ use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, 
 /// Keys of `config.json` that have the settings of the text model.
 const TEXT_PARTS: [&str; 2] = ["text_config", "llm_config"];
 
+/// The output projection that a draft head multiplies by. Replies do not depend on it, because the
+/// decoder verifies every draft.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftProjection {
+    /// The output projection of the decoder.
+    #[default]
+    Decoder,
+    /// A second copy, rounded to 4-bit integers while it is read. A draft then reads a quarter of
+    /// the projection's bytes, and a few drafts differ. If the target or the projection does not
+    /// support this format, the head uses the output projection of the decoder.
+    Int4IfSupported,
+    /// Like `Int4IfSupported`, but an unsupported format is an error.
+    Int4,
+}
+
 #[derive(Debug)]
 pub struct Checkpoint {
     /// All of `config.json`, from which each family reads its settings. Quantization settings that
@@ -50,7 +65,7 @@ pub struct Checkpoint {
     cache: CacheFormat,
     state_dtype: StateDtype,
     loads_draft_head: bool,
-    rounds_draft_projection: bool,
+    draft_projection: DraftProjection,
     context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
@@ -115,7 +130,7 @@ impl Checkpoint {
             cache: CacheFormat::Plain,
             state_dtype: StateDtype::F32,
             loads_draft_head: false,
-            rounds_draft_projection: false,
+            draft_projection: DraftProjection::default(),
             context_limit: usize::MAX,
             image_processor,
             video_processor,
@@ -154,13 +169,9 @@ impl Checkpoint {
         Checkpoint { loads_draft_head: is_loaded, ..self }
     }
 
-    /// The same checkpoint. If `is_rounded`, the draft head multiplies by a second copy of the
-    /// output projection, which is rounded to 4-bit integers. Drafts then read a quarter of the
-    /// memory, and a few of them are different. Replies do not depend on this copy, because the
-    /// decoder verifies every draft. Without a draft head, or if the target or the shape does not
-    /// support this format, there is no copy.
-    pub fn with_rounded_draft_projection(self, is_rounded: bool) -> Self {
-        Checkpoint { rounds_draft_projection: is_rounded, ..self }
+    /// The same checkpoint, with this output projection for its draft head.
+    pub fn with_draft_projection(self, draft_projection: DraftProjection) -> Self {
+        Checkpoint { draft_projection, ..self }
     }
 
     /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows of `tokens`
@@ -190,9 +201,9 @@ impl Checkpoint {
         self.loads_draft_head
     }
 
-    /// Whether drafts use a [rounded](Self::with_rounded_draft_projection) output projection.
-    pub fn rounds_draft_projection(&self) -> bool {
-        self.rounds_draft_projection
+    /// The output projection of the draft head.
+    pub fn draft_projection(&self) -> DraftProjection {
+        self.draft_projection
     }
 
     /// The folder, embedded files or shape from which the checkpoint was opened.

@@ -8,7 +8,7 @@ use super::tiff_directory::Directory;
 const BITS: u16 = 258;
 const PHOTOMETRIC: u16 = 262;
 const SAMPLES: u16 = 277;
-const COLOUR_MAP: u16 = 320;
+const COLOR_MAP: u16 = 320;
 const INK_SET: u16 = 332;
 const EXTRA_SAMPLES: u16 = 338;
 const SAMPLE_FORMAT: u16 = 339;
@@ -186,7 +186,7 @@ impl Samples {
 /// Colors of the palette. The file has all reds, then all greens, then all blues, of 16 bits.
 /// `None` if some are missing.
 fn palette(directory: &Directory<'_>, bits: usize) -> Option<[[u8; 3]; 256]> {
-    let map = directory.entry(COLOUR_MAP)?;
+    let map = directory.entry(COLOR_MAP)?;
     let colors = 1 << bits;
     let mut palette = [[0; 3]; 256];
     for (index, color) in (0..colors).zip(&mut palette) {

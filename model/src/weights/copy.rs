@@ -32,7 +32,7 @@ pub struct WeightCopy {
     pub rounded: Option<MadeScales>,
     /// The other parts of a weight of 4-bit integers. Then `kept` is u4.
     pub int4: Option<Int4Copy>,
-    /// Whether another copy has the same elements of the checkpoint in another format.
+    /// Whether an earlier copy has the same elements of the checkpoint in another format.
     pub is_duplicate: bool,
 }
 

@@ -50,6 +50,9 @@ pub enum WeightError {
         what: &'static str,
         target: &'static str,
     },
+    /// The output projection cannot be rounded for the draft head, although the user asks for it.
+    #[error("the draft head cannot have an output projection in 4-bit integers on {target}: {reason}")]
+    DraftProjection { reason: &'static str, target: &'static str },
     /// A tensor's type contradicts the checkpoint's `quantization_config`.
     #[error("tensor {name} holds {found}, but {expected}")]
     Format {
@@ -161,6 +164,7 @@ impl Hint for WeightError {
                  draft_method to ngram or none"
             ),
             WeightError::Cut { .. } => "use fewer ranks, or a checkpoint that is not quantized".to_owned(),
+            WeightError::DraftProjection { .. } => "leave draft_quantization out, or set it to none".to_owned(),
             WeightError::Unserved { .. } => {
                 "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
                     .to_owned()

@@ -46,30 +46,45 @@ impl WeightMap<'_> {
         self.claim_int4(parts, in_features, place, claimed).map(Some)
     }
 
+    /// Why a second copy of `share` of the rows of the matrix `name`, with `more` rows of zeros,
+    /// cannot be rounded to 4-bit integers. `None` if it can.
+    pub(super) fn obstacle_to_int4(
+        &self,
+        name: &str,
+        share: RankShard,
+        columns: usize,
+        more: usize,
+    ) -> Option<&'static str> {
+        let Some(group) = group_of(columns) else { return Some("its columns are not whole groups of 32") };
+        let scheme = QuantizationScheme::int4(group, false);
+        if self.checkpoint.tensors.is_packed(name) {
+            Some("the checkpoint stores it as packed integers")
+        } else if [share.count, more].iter().any(|rows| !rows.is_multiple_of(int4::BLOCK_ROWS)) {
+            Some("its rows are not whole blocks of 8")
+        } else if !self.target.has_quantized(scheme, [share.count + more, columns]) {
+            Some("the target has no kernels for this format")
+        } else {
+            None
+        }
+    }
+
     /// Claims a second copy of `share` of the rows of the matrix `name`, rounded to 4-bit integers,
-    /// and `more` rows of zeros. Returns `None` if the columns are not whole groups, if the rows
-    /// are not whole blocks, or if the target has no kernels for this format.
+    /// and `more` rows of zeros. There must be no [obstacle](Self::obstacle_to_int4).
     pub(super) fn rounded_to_int4(
         &mut self,
         name: &str,
         share: RankShard,
         columns: usize,
         more: usize,
-    ) -> Result<Option<Weight<'static>>, WeightError> {
-        let Some(group) = int4::GROUPS.into_iter().find(|group| columns.is_multiple_of(*group)) else {
-            return Ok(None);
-        };
+    ) -> Result<Weight<'static>, WeightError> {
+        let group = group_of(columns).expect("the columns are whole groups");
         let scheme = QuantizationScheme::int4(group, false);
-        let is_whole = [share.count, more].iter().all(|rows| rows.is_multiple_of(int4::BLOCK_ROWS));
-        if !is_whole || !self.target.has_quantized(scheme, [share.count + more, columns]) {
-            return Ok(None);
-        }
         let first = self.copies().len();
         let place = WeightLayout { rows: more, ..WeightLayout::default() };
         let claimed = Claimed { scheme, group, scale_type: self.target.activation() };
         let weight = self.claim_int4(&[(name.to_owned(), share)], columns.into(), place, claimed)?;
         self.segment.mark_duplicates_from(first);
-        Ok(Some(weight))
+        Ok(weight)
     }
 
     /// Claims a weight in a format of 4-bit integers.
@@ -192,6 +207,11 @@ impl WeightMap<'_> {
         };
         Ok(found.map(claimed).filter(|claimed| self.target.has_quantized(claimed.scheme, [rows, columns])))
     }
+}
+
+/// The largest group that divides `columns` evenly.
+fn group_of(columns: usize) -> Option<usize> {
+    int4::GROUPS.into_iter().find(|group| columns.is_multiple_of(*group))
 }
 
 /// Whether a packed weight may stay packed in memory.

@@ -7,7 +7,7 @@ use super::{
     NormScaling, RoutingSkew, WeightCopy, WeightError, WeightSource, cut::Cut, module_formats::ModuleFormats,
     segment_layout::SegmentLayout, tensor_names::TensorNames,
 };
-use crate::checkpoint::{Checkpoint, WeightFormats};
+use crate::checkpoint::{Checkpoint, DraftProjection, WeightFormats};
 
 /// The storage of a claim in the segment.
 #[derive(Clone, Copy, Default)]
@@ -165,9 +165,12 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Claims a second copy of an output projection that [`vocabulary`](Self::vocabulary) claimed
-    /// with the same arguments, rounded to 4-bit integers. Returns `None` if the target or the
-    /// shape does not support this format.
-    pub fn rounded_vocabulary(
+    /// with the same arguments, rounded to 4-bit integers, if the checkpoint's
+    /// [`DraftProjection`] asks for it. A random checkpoint draws the copy independently.
+    ///
+    /// # Errors
+    /// [`WeightError::DraftProjection`], and the errors of `vocabulary`.
+    pub fn draft_projection(
         &mut self,
         name: &str,
         vocabulary: RankShard,
@@ -175,7 +178,13 @@ impl<'c> WeightMap<'c> {
         hidden: usize,
     ) -> Result<Option<Weight<'static>>, WeightError> {
         let more = self.target.padded_vocabulary(rows) - vocabulary.count;
-        self.rounded_to_int4(name, vocabulary, hidden, more)
+        match (self.checkpoint.draft_projection(), self.obstacle_to_int4(name, vocabulary, hidden, more)) {
+            (DraftProjection::Decoder, _) | (DraftProjection::Int4IfSupported, Some(_)) => Ok(None),
+            (DraftProjection::Int4, Some(reason)) => {
+                Err(WeightError::DraftProjection { reason, target: self.target.name() })
+            }
+            (_, None) => self.rounded_to_int4(name, vocabulary, hidden, more).map(Some),
+        }
     }
 
     /// Claims `share` of the rows of the matrix `name`, and `more` rows of zeros.
@@ -223,11 +232,6 @@ impl<'c> WeightMap<'c> {
         let is_in = |name: &str| name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'));
         let tensors = &self.checkpoint.tensors;
         tensors.random(&format!("{module}.weight"), 0).is_none() && !tensors.names().any(is_in)
-    }
-
-    /// Whether drafts use a [rounded](Checkpoint::with_rounded_draft_projection) output projection.
-    pub fn rounds_draft_projection(&self) -> bool {
-        self.checkpoint.rounds_draft_projection()
     }
 
     /// Leaves all tensors of `module` unread, because the model does not compute with them.

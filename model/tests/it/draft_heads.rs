@@ -1,13 +1,15 @@
 //! Draft heads of Qwen3.5 (MTP): drafts compared with a head built from the layers of transformers,
 //! in chunks and on ranks, and checkpoints whose head is missing or broken.
 
+use std::sync::Arc;
+
 use bursar_budgets::Hint;
 use bursar_kernels::{Backend, CudaTarget, DType, Rank, Target};
 use bursar_model::{
     LoadError, Model,
     blocks::ConfigError,
-    checkpoint::Checkpoint,
-    registry::{random_checkpoint, shape_settings, shapes},
+    checkpoint::{Checkpoint, CheckpointSource, DraftProjection},
+    registry::{random_checkpoint, shape_settings, shapes, without_weights},
     weights::WeightError,
 };
 use serde_json::{Value, json};
@@ -208,8 +210,8 @@ fn refused(checkpoint: Checkpoint) -> LoadError {
 #[test]
 fn a_rounded_projection_changes_only_the_logits_of_drafts() {
     for (folder, name) in [CASES[1], CASES[4]] {
-        let open = |is_rounded| with_head(folder).with_rounded_draft_projection(is_rounded);
-        let benches = [false, true].map(|is_rounded| Bench::of(open(is_rounded), 2));
+        let open = |projection| Bench::of(with_head(folder).with_draft_projection(projection), 2);
+        let benches = [DraftProjection::Decoder, DraftProjection::Int4].map(open);
         let [plain, rounded] = benches.each_ref().map(|bench| {
             let case = Case::read(folder, &bench.checkpoint, name);
             let mut sequence = bench.sequence(&case, &encode(bench, &case));
@@ -230,6 +232,25 @@ fn a_rounded_projection_changes_only_the_logits_of_drafts() {
         assert!((copy.0..copy.0 + 4096).contains(&added.0), "{folder}: {added} for {copy}");
         assert_eq!(rounded.parameters(), plain.parameters(), "{folder}: a second copy has no parameters");
     }
+}
+
+#[test]
+fn a_draft_projection_that_cannot_be_rounded_is_refused_if_asked_for() {
+    let turing = Target::Cuda(CudaTarget { capability: (7, 5), sms: 40, activation: DType::F16 });
+    let wanted = |projection| Model::plan(&with_head(QWEN3_5).with_draft_projection(projection), &turing);
+    wanted(DraftProjection::Int4IfSupported).expect("the head uses the decoder's output projection");
+    let error = wanted(DraftProjection::Int4).map(drop).expect_err("there are no kernels");
+    let message = "the draft head cannot have an output projection in 4-bit integers on cuda sm_75: the target has no \
+                   kernels for this format";
+    assert_eq!(error.to_string(), message);
+    assert!(error.hint().contains("draft_quantization"), "{}", error.hint());
+    // 253 rows are not whole blocks of eight.
+    let odd = Copy::of(QWEN3_5).set("config.json", &["text_config", "vocab_size"], json!(253));
+    let random = without_weights(CheckpointSource::Folder(odd.0.clone())).expect("the settings are valid");
+    let random = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
+    let random = random.with_draft_head(true).with_draft_projection(DraftProjection::Int4);
+    let error = Model::plan(&random, &CPU).map(drop).expect_err("the rows are odd");
+    assert!(error.to_string().contains("its rows are not whole blocks of 8"), "{error}");
 }
 
 #[test]

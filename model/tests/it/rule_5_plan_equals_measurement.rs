@@ -10,7 +10,7 @@ use bursar_kernels::{
 };
 use bursar_model::{
     Depth, Envelope, Model,
-    checkpoint::{Checkpoint, CheckpointSource},
+    checkpoint::{Checkpoint, CheckpointSource, DraftProjection},
     flow::{
         BlockTable, CacheFormat, EmbeddingRows, Grid, NextToken, ResizedImage, SequencePart, StateSlots, StepBatch,
     },
@@ -240,17 +240,17 @@ fn every_worst_case_of_hybrids_takes_its_planned_memory() {
 
 #[test]
 fn worst_cases_with_a_draft_head_take_their_planned_memory() {
-    let with_head = |cpu, folder, is_rounded| {
-        let checkpoint = bench::open(folder).with_draft_head(true).with_rounded_draft_projection(is_rounded);
+    let with_head = |cpu, folder, projection| {
+        let checkpoint = bench::open(folder).with_draft_head(true).with_draft_projection(projection);
         every_worst_case_of(cpu, checkpoint, folder, |machine, pass, planned, what| {
             let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), pass).expect("the pass is planned");
             let proven = machine.run(pass, proof, planned.workspace).expect("the first layers run");
             assert_eq!(proven.workspace, planned.workspace, "{what}");
         });
     };
-    for is_rounded in [false, true] {
-        HYBRIDS.into_iter().for_each(|folder| with_head(Cpu::new(2), folder, is_rounded));
-        bench::on_ranks(2, |cpu| with_head(cpu, HYBRIDS[0], is_rounded));
+    for projection in [DraftProjection::Decoder, DraftProjection::Int4] {
+        HYBRIDS.into_iter().for_each(|folder| with_head(Cpu::new(2), folder, projection));
+        bench::on_ranks(2, |cpu| with_head(cpu, HYBRIDS[0], projection));
     }
 }
 
@@ -474,8 +474,8 @@ proptest! {
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }
         for (folder, target) in HYBRIDS.iter().flat_map(|folder| targets.map(|target| (folder, target))) {
-            let is_rounded = seed.is_multiple_of(2);
-            let checkpoint = bench::open(folder).with_draft_head(true).with_rounded_draft_projection(is_rounded);
+            let projection = [DraftProjection::Decoder, DraftProjection::Int4][seed as usize % 2];
+            let checkpoint = bench::open(folder).with_draft_head(true).with_draft_projection(projection);
             let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }

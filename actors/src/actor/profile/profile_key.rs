@@ -52,7 +52,8 @@ impl ProfileKey {
         profile_key.add("cache", checkpoint.cache().name());
         profile_key.add("states", checkpoint.state_dtype().dtype().name());
         profile_key.add("draft_head", checkpoint.loads_draft_head().to_string());
-        profile_key.add("rounded_draft_projection", checkpoint.rounds_draft_projection().to_string());
+        let draft_projection = checkpoint.loads_draft_head().then(|| checkpoint.draft_projection());
+        profile_key.add("draft_projection", format!("{draft_projection:?}"));
         profile_key.add("config", short(checkpoint.config_fingerprint().to_string()));
         let pictures = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
         let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);

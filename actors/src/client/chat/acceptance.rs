@@ -88,10 +88,10 @@ impl ModelHandle {
         let credits = credits.map_err(|refusal| self.turned_away(samples, self.refused(refusal)))?;
         // Watch for device loss from here on, so that a loss during preparation is noticed too.
         let losses: Vec<_> = (0..samples).map(|_| self.loss()).collect();
-        let patience = DeadlineTracker::new(asked, chat.scheduling.deadlines.or(self.deadlines));
-        let begin = |credit| Stopwatch::begin(self.model.clone(), credit, patience.of_sample(), asked);
+        let tracker = DeadlineTracker::new(asked, chat.scheduling.deadlines.or(self.deadlines));
+        let begin = |credit| Stopwatch::begin(self.model.clone(), credit, tracker.of_sample(), asked);
         let prepared = self.prepared(chat, credits.into_iter().map(begin).collect());
-        let prepared = patience.hold(prepared).await;
+        let prepared = tracker.hold(prepared).await;
         let (context, prepared, stopwatches) =
             prepared.inspect_err(|error| count_missed(&self.model, error, samples))??;
         let group = (samples > 1).then(|| self.next_sequence().0);

@@ -20,7 +20,7 @@ pub(crate) struct Stopwatch {
     model: Label,
     /// `None` once the request has ended.
     credit: Option<Credit>,
-    patience: DeadlineTracker,
+    deadlines: DeadlineTracker,
     /// Keeps the model awake. All samples of a chat share this value.
     inside: Option<Arc<Inside>>,
     asked: Instant,
@@ -42,13 +42,13 @@ pub(crate) struct Stopwatch {
 }
 
 impl Stopwatch {
-    pub(crate) fn begin(model: Label, credit: Credit, patience: DeadlineTracker, asked: Instant) -> Self {
+    pub(crate) fn begin(model: Label, credit: Credit, deadlines: DeadlineTracker, asked: Instant) -> Self {
         let intervals = metric::TOKEN_INTERVAL_SECONDS.recording(&model);
         let credit = Some(credit);
         Stopwatch {
             model,
             credit,
-            patience,
+            deadlines,
             inside: None,
             asked,
             queued: None,
@@ -61,8 +61,8 @@ impl Stopwatch {
         }
     }
 
-    pub(crate) fn patience(&self) -> &DeadlineTracker {
-        &self.patience
+    pub(crate) fn deadlines(&self) -> &DeadlineTracker {
+        &self.deadlines
     }
 
     /// Counts a missed deadline, if `error` reports one.
@@ -85,7 +85,7 @@ impl Stopwatch {
     pub(crate) fn start(&mut self) {
         if let (Some(queued), None) = (self.queued, self.begun) {
             self.begun = Some(Instant::now());
-            self.patience.begin();
+            self.deadlines.begin();
             metric::QUEUE_SECONDS.record(&self.model, queued.elapsed());
         }
     }
@@ -108,7 +108,7 @@ impl Stopwatch {
     pub(crate) fn token(&mut self, at: Instant) {
         self.generated_tokens += 1;
         self.first.get_or_insert(at);
-        self.patience.token();
+        self.deadlines.token();
         match self.last.replace(at) {
             // The interval saturates at 0. If the request was submitted again after a death, the
             // time of a step may be earlier than the time of the latest token.
@@ -159,7 +159,7 @@ impl Stopwatch {
 
 impl Drop for Stopwatch {
     fn drop(&mut self) {
-        self.close(match (std::thread::panicking(), self.patience.is_over()) {
+        self.close(match (std::thread::panicking(), self.deadlines.is_over()) {
             (true, _) => RequestEnd::Error,
             (false, true) => RequestEnd::TooLate,
             (false, false) => RequestEnd::Cancelled,

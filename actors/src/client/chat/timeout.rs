@@ -105,8 +105,8 @@ mod tests {
         Some(Duration::from_secs(seconds))
     }
 
-    async fn missed(patience: &DeadlineTracker) -> (Deadline, Duration) {
-        match patience.hold(std::future::pending::<()>()).await {
+    async fn missed(tracker: &DeadlineTracker) -> (Deadline, Duration) {
+        match tracker.hold(std::future::pending::<()>()).await {
             Err(ChatError::TooLate { deadline, waited, .. }) => (deadline, waited),
             other => panic!("{other:?}"),
         }
@@ -115,34 +115,34 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn deadlines_count_from_the_request_until_they_are_met() {
         let limits = Deadlines { queue: seconds(1), first_token: seconds(2), reply: seconds(3) };
-        let patience = DeadlineTracker::new(Instant::now(), limits);
-        assert_eq!((patience.left(), patience.is_over()), (limits, false));
-        let (deadline, waited) = missed(&patience).await;
-        assert_eq!((deadline, waited.as_secs(), patience.is_over()), (Deadline::Queue, 1, true));
-        patience.begin();
+        let tracker = DeadlineTracker::new(Instant::now(), limits);
+        assert_eq!((tracker.left(), tracker.is_over()), (limits, false));
+        let (deadline, waited) = missed(&tracker).await;
+        assert_eq!((deadline, waited.as_secs(), tracker.is_over()), (Deadline::Queue, 1, true));
+        tracker.begin();
         assert_eq!(
-            (patience.left().queue, patience.is_over()),
+            (tracker.left().queue, tracker.is_over()),
             (None, false),
             "the queue deadline is met, although late"
         );
-        let sample = patience.of_sample();
-        patience.token();
+        let sample = tracker.of_sample();
+        tracker.token();
         assert_eq!(
             missed(&sample).await.0,
             Deadline::FirstToken,
             "each sample has a separate deadline for its first token"
         );
-        assert_eq!(patience.left(), Deadlines { reply: seconds(1), ..Deadlines::default() });
-        let (deadline, waited) = missed(&patience).await;
+        assert_eq!(tracker.left(), Deadlines { reply: seconds(1), ..Deadlines::default() });
+        let (deadline, waited) = missed(&tracker).await;
         assert_eq!((deadline, waited.as_secs()), (Deadline::Reply, 3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn work_within_its_deadline_is_not_interrupted() {
-        let patience =
+        let tracker =
             DeadlineTracker::new(Instant::now(), Deadlines { reply: Some(Duration::MAX), ..Deadlines::default() });
-        assert_eq!(patience.hold(async { 7 }).await.ok(), Some(7));
-        let wait = timeout_at(Instant::now() + Duration::from_secs(1_000_000), patience.missed());
+        assert_eq!(tracker.hold(async { 7 }).await.ok(), Some(7));
+        let wait = timeout_at(Instant::now() + Duration::from_secs(1_000_000), tracker.missed());
         assert!(wait.await.is_err(), "the wait has no deadline");
     }
 }

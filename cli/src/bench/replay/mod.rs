@@ -73,7 +73,11 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
         let watch = counter.watch();
         let Played { time, answered, failed } = player.play(run, number, at_once).await;
         let counts = watch.end().await;
-        let ended = Ended { name: run.name.clone(), rate: run.rate(), cut, time, answered, failed, counts };
+        let name = match options.replay.max_concurrency() {
+            Some(most) => format!("{}, at most {most} in flight", run.name),
+            None => run.name.clone(),
+        };
+        let ended = Ended { name, rate: run.rate(), cut, time, answered, failed, counts };
         figures.push(Figures::of(ended, options.replay.objective()));
     }
     bar.finish_and_clear();

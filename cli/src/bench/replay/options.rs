@@ -34,9 +34,9 @@ pub struct ReplayOptions {
     /// Time in seconds during which new requests arrive. Used with --synthetic.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = rate)]
     seconds: f64,
-    /// Sends at most this many requests at once. The others wait for a reply to end, and their
-    /// times are measured from when they are sent. With a trace whose requests all arrive at 0,
-    /// this is a closed loop.
+    /// Keeps at most this many requests in flight. The others wait for a reply to end, and their
+    /// times count from when they are sent. With a trace whose requests all arrive at time 0, this
+    /// is a closed loop.
     #[arg(long, value_name = "REQUESTS")]
     max_concurrency: Option<NonZeroUsize>,
     /// Folder with the pictures of a trace. Without it, pictures of a trace with several runs are
@@ -68,7 +68,7 @@ impl ReplayOptions {
         &self.objective
     }
 
-    /// The maximum number of requests at once.
+    /// The maximum number of requests in flight.
     pub fn max_concurrency(&self) -> Option<usize> {
         self.max_concurrency.map(NonZeroUsize::get)
     }

@@ -56,7 +56,8 @@ struct RunParts {
     started: Instant,
     /// Cache salt of the run.
     salt: String,
-    /// One permit for each request that may be sent at once.
+    /// One permit for each request that may be in flight. A caller generates the content of a
+    /// request after it has a permit, so that only few requests take memory.
     permits: Semaphore,
     outcomes_in: mpsc::Sender<(Instant, Outcome)>,
 }
@@ -93,7 +94,7 @@ impl Player {
 
     /// Sends all requests, and returns when every caller has ended. Caches do not reuse anything
     /// from other runs, because each run has a separate cache salt. At most `at_once` requests are
-    /// sent at once, in the order of their times.
+    /// in flight.
     pub async fn play(&self, arrivals: &Arrivals, run: usize, at_once: usize) -> Played {
         let (outcomes_in, mut outcomes) = mpsc::channel(arrivals.requests().max(1));
         let started = Instant::now() + AHEAD;
@@ -128,13 +129,13 @@ impl Player {
         for (place, ReplayRequest { kind, pause, asked, reply }) in caller.turns.into_iter().enumerate() {
             at += pause;
             sleep_until((at - AHEAD.min(at.saturating_duration_since(Instant::now()))).into()).await;
+            let _permit = run.permits.acquire().await.expect("the semaphore is never closed");
             let draw = Rng::new(self.seed ^ (((number as u64) << 20) + place as u64 + 1));
             let outcome = match self.chat(history.clone(), asked, draw).await {
                 Err(error) => Err(error),
                 Ok(chat) => {
                     history = chat.clone();
                     sleep_until(at.into()).await;
-                    let _permit = run.permits.acquire().await.expect("the semaphore is never closed");
                     self.ask(greedy(chat, reply).cache_salt(&*run.salt), kind).await
                 }
             };

@@ -207,9 +207,11 @@ pub(super) fn number_of(dtype: DType) -> i32 {
     }
 }
 
-/// Formats a version as NCCL's releases are named: 21,400 is 2.14.0.
+/// Formats a version as NCCL's releases are named: 21,400 is 2.14.0. Before 2.9, the minor version
+/// had one digit: 2,804 is 2.8.4.
 fn version_text(number: i32) -> String {
-    format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+    let (major, minor) = if number < 10_000 { (1_000, 10) } else { (10_000, 100) };
+    format!("{}.{}.{}", number / major, number / 100 % minor, number % 100)
 }
 
 /// Loads the first candidate that is a usable NCCL. `folders` and `why` are only used
@@ -261,8 +263,8 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_named_as_releases_are() {
-        assert_eq!([VERSION_MIN, 22_907].map(version_text), ["2.14.0", "2.29.7"]);
+    fn versions_print_as_release_names() {
+        assert_eq!([VERSION_MIN, 22_907, 2_804].map(version_text), ["2.14.0", "2.29.7", "2.8.4"]);
     }
 
     #[test]

@@ -133,8 +133,8 @@ impl Driver {
     /// caller that sends one request after another is never refused because of its own previous
     /// request.
     pub(crate) async fn run(mut self, loss: impl Future<Output = ChatError>) {
-        let patience = self.stopwatch.patience().clone();
-        let lives = async { patience.hold(self.lives()).await.unwrap_or_else(Err) };
+        let deadlines = self.stopwatch.deadlines().clone();
+        let lives = async { deadlines.hold(self.lives()).await.unwrap_or_else(Err) };
         let outcome = tokio::select! {
             biased;
             // The loss is polled first. Otherwise the end of the actors on a lost device would look
@@ -298,7 +298,7 @@ impl Driver {
 
     fn sequence(&self, id: SequenceId, pictures: &RequestPictures) -> NewSequence {
         let (prompt, scheduling) = (&self.preparation.prompt, &self.preparation.scheduling);
-        let left = self.stopwatch.patience().left();
+        let left = self.stopwatch.deadlines().left();
         let produced = self.produced.len() as u32;
         let positions = (0..produced).map(|token| [prompt.next_position + token; POSITION_AXES]);
         let mut sequence = NewSequence {
@@ -363,7 +363,7 @@ impl Driver {
             let over = match delivery {
                 None => return Ok(Ended::Over(Life::Lost)),
                 Some(Delivery::Readmit) => return Ok(Ended::Readmit { had_begun }),
-                Some(Delivery::Late(deadline)) => return Err(self.stopwatch.patience().error(deadline)),
+                Some(Delivery::Late(deadline)) => return Err(self.stopwatch.deadlines().error(deadline)),
                 Some(Delivery::Begun(tokens)) => {
                     had_begun = true;
                     self.stopwatch.start();

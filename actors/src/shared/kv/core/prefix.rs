@@ -18,8 +18,8 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// The number of blocks that take as long to copy as these blocks and states together. Copying
-    /// one state takes as long as copying `state_blocks` blocks.
+    /// The cost of the copies, in copies of a block. Copying one state takes as long as copying
+    /// `state_blocks` blocks.
     pub fn in_blocks(&self, state_blocks: usize) -> usize {
         self.blocks.len() + self.states.len() * state_blocks
     }
