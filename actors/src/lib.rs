@@ -5,7 +5,8 @@
 //! | `actor` | the six actors: runtime, budget, engine, profile, vision, scheduler; and the task that captures graphs | |
 //! | `client` | chats: requests, their preparation, and replies | runtime |
 //! | `compute` | lanes: threads that own a device's stream and run a model | an actor |
-//! | `shared` | messages' answers, supervision, metrics, events, and the pure cores that several actors use | an actor, a client |
+//! | `shared` | replies to messages, supervision, metrics, events, and the pure cores that several
+//! actors use | an actor, a client |
 //! | `knobs`, `sleep` | settings of a model; the requests that keep a model awake | |
 //!
 //! [`tree`] contains the supervision tree, and the only table of which actor may ask which other

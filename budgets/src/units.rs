@@ -38,7 +38,8 @@ pub struct Pages(pub u64);
 
 impl Bytes {
     pub const ZERO: Bytes = Bytes(0);
-    /// More bytes than any device has; the capacity of a dry workspace.
+    /// More bytes than any device has; the capacity of a planning workspace, which has no memory
+    /// (`Workspace::dry`).
     pub const MAX: Bytes = Bytes(u64::MAX);
 
     pub const fn kib(n: u64) -> Bytes {

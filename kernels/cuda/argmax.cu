@@ -5,7 +5,8 @@
 //
 // The first of equal elements wins; -0 equals 0. A NaN is never chosen over a number, not even over
 // minus infinity; the result of a row that contains only NaNs is 0xffffffff. Any number of columns
-// and any alignment are allowed; loads are 16 bytes wide when rows are aligned to 16 bytes.
+// and any alignment are allowed; loads are 16 bytes wide when rows are aligned to 16 bytes and a
+// row is a whole number of 16-byte vectors.
 //
 // A row of 152,064 elements is too long for one block. On sm_90 a cluster of eight blocks shares a
 // row, and each block writes its best element into the first block's shared memory, so neither

@@ -4,27 +4,26 @@
 // its own multiplication of weights and values. Semantics, tensors and limits are as in
 // attention_prefill.cu, with the following differences.
 //
-// attention_paged_hopper_<type>_d<D> (D in {128, 256})
-// attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
-//   The first argument is a tensor map, passed by value, through which keys and values are read
-//   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A masked NaN
-//   value can reach rows of the same sequence up to 128 tokens earlier and, with a window, up to
-//   128 tokens later.
-//   Tiles are large: 128 query vectors over the cache, PACKED_QUERIES<D> (128 or 192) packed rows.
-//   For packed rows, attention_windows (D <= 80) is therefore faster for sequences of up to 64
-//   rows, and attention_packed for sequences of up to 128 rows.
-//   Heads of 72 elements are multiplied as heads of 80 whose last eight elements are zeros in
-//   shared memory: the tensor map ends a head after 72 columns.
+// attention_paged_hopper_<type>_d<D> (D in {128, 256}) attention_packed_hopper_<type>_d<D> (D in
+// {32, 64, 72, 80, 128}) The first argument is a tensor map, passed by value, through which keys
+// and values are read (see Launch). The other arguments are as in attention_prefill.cu, without
+// `layer`. A NaN in a masked value can make output rows NaN that are up to 128 tokens earlier in
+// the same sequence and, with a window, up to 128 tokens later. A tile has 128 query vectors in the
+// paged kernels and PACKED_QUERIES<D> (128 or 192) rows in the packed kernels. For packed rows,
+// attention_windows (D <= 80) is therefore faster for sequences of up to 64 rows, and
+// attention_packed for sequences of up to 128 rows. Heads of 72 elements are multiplied as heads of
+// 80 whose last eight elements are zeros in shared memory: the tensor map ends a head after 72
+// columns.
 //
 // attention_paged_hopper_e4m3_<type>_d128, attention_paged_hopper_split_e4m3_<type>_d128
 //   Over a cache in E4M3: TMA copies the E4M3 data to shared memory, one warpgroup converts the
 //   data to f16, and other warpgroups multiply in f16.
 //
-// attention_paged_hopper_split_<type>_d<D>
-//   For few rows with a long context, which would otherwise not fill the GPU. The keys of a tile
-//   are split among up to `splits` jobs (>= 1), which write partial results to `parts` [jobs, 128,
-//   D + 2] f32; the launch of attention_paged_combine.cu combines them into `out`. In the argument
-//   list, `parts` follows the other pointers, and `splits` follows `window`.
+// attention_paged_hopper_split_<type>_d<D> For few rows with a long context, which would otherwise
+// not fill the GPU. The keys of a tile are split among up to `splits` jobs (>= 1), which write
+// partial results to `parts` [jobs, 128, D + 2] f32; the launch of attention_paged_combine.cu
+// combines them into `out`. In the argument list, `parts` follows `block_tables`, and `splits`
+// follows `window`.
 
 // Targets: sm_90a
 
@@ -112,9 +111,9 @@ __device__ __forceinline__ void store_part(float* parts, const Job& job, const f
     }
 }
 
-// Zeroes the values from `first` on: over the cache, to the end of that block, because later blocks
-// were copied as zeros. The weight of these values is 0, but a NaN or infinity times 0 is NaN. Each
-// warpgroup writes all of these zeros, so that it need not wait for another warpgroup.
+// Zeroes the values from `first` on. In the paged kernels, stops at the end of that block, because
+// later blocks were copied as zeros. The weight of these values is 0, but a NaN or infinity times 0
+// is NaN. Each warpgroup writes all of these zeros, so that it need not wait for another warpgroup.
 template <typename S>
 __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t thread) {
     const uint32_t end = S::PAGED ? (first + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS : S::KEYS;
@@ -430,21 +429,17 @@ ATTENTION_ALL(__half, f16)
 ATTENTION_ALL(__nv_bfloat16, bf16)
 
 // Launch. Persistent: grid x = min(SMs, jobs), where jobs is an upper bound:
-//   attention_paged_hopper_<type>_d<D>
-//     block THREADS, dynamic shared memory SHARED_BYTES<D>; for E4M3 E4M3_THREADS and
-//     E4M3_SHARED_BYTES
-//     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
-//   attention_paged_hopper_split_<type>_d<D>
-//     the same block and shared memory, and `splits` times as many jobs. This kernel is faster if
-//     the kernel without splits would have jobs for at most half of the SMs, and if contexts reach
-//     some thousand tokens. In that case, splits = min(SMs / jobs, keys / SPLIT_KEYS), with the
-//     number of jobs without splits and at most `window` keys. `parts` takes at most
-//     SMs * PART_NUMBERS<D> numbers.
-//   attention_packed_hopper_<type>_d<D>
-//     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
-//     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * sequences) / PACKED_QUERIES<D>)
-// A smaller grid is also correct, but slower. A grid of 0 must not be launched. The limit of
-// dynamic shared memory must be raised once per function
+// attention_paged_hopper_<type>_d<D> block THREADS, dynamic shared memory SHARED_BYTES<D>; for E4M3
+// E4M3_THREADS and E4M3_SHARED_BYTES jobs = kv_heads * ((rows * (heads / kv_heads) + 127 *
+// (sequences - first_sequence)) / 128) attention_paged_hopper_split_<type>_d<D> the same block and
+// shared memory, and `splits` times as many jobs. This kernel is faster if the kernel without
+// splits would have jobs for at most half of the SMs, and if contexts reach a few thousand tokens.
+// In that case, splits = min(SMs / jobs, keys / SPLIT_KEYS), with the number of jobs without splits
+// and at most `window` keys. `parts` takes at most SMs * PART_NUMBERS<D> numbers.
+// attention_packed_hopper_<type>_d<D> block PACKED_THREADS<D>, dynamic shared memory
+// PACKED_SHARED_BYTES<D> jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * sequences) /
+// PACKED_QUERIES<D>) A smaller grid is also correct, but slower. A grid of 0 must not be launched.
+// The limit of dynamic shared memory must be raised once per function
 // (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
 // The tensor map comes from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1,

@@ -118,7 +118,8 @@ struct Chunks : Role {
         }
     }
 
-    // The products of this warp's keys or queries, which begin at `rows`, with the old state.
+    // The products of this warp's 16 rows of `rows` (the chunk's keys or queries), with the old
+    // state.
     __device__ __forceinline__ void multiply_state(const __half* rows, float (&products)[VALUE_TILES][4]) const {
 #pragma unroll
         for (uint32_t k = 0; k < KEY_DIM; k += TILE) {
@@ -132,8 +133,8 @@ struct Chunks : Role {
         }
     }
 
-    // Writes the inputs of T, from the products of keys and the old state. Run by the first four
-    // warps.
+    // Writes b (V - exp(C) K S), the matrix that T is multiplied by, from the products of keys and
+    // the old state. Run by the first four warps.
     __device__ __forceinline__ void write_inputs(const Loaded& loaded, const float (&of_keys)[VALUE_TILES][4]) const {
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {

@@ -10,10 +10,10 @@
 // On each axis, place = index * (side - 1) / max(count - 1, 1), where index is the patch's row or
 // column, and count is the number of patches down or across the picture. The grid point before that
 // place has the weight w = 1 - (place - floor(place)), the grid point after it the weight 1 - w.
-// The four points are summed in f32, rows before columns, without fused operations, so that the
-// sums have the same bits as on the CPU. They are rounded only once, at the end. A patch that is
-// not in its picture, or whose picture does not exist, becomes a row of NaN, so that the error is
-// visible, and nothing outside the operands is read. Any alignment; accesses are 16 bytes wide when
+// The four points are summed in f32, in row-major order, without fused operations, so that the sums
+// have the same bits as on the CPU. They are rounded only once, at the end. A patch that is not in
+// its picture, or whose picture does not exist, becomes a row of NaN, so that the error is visible,
+// and nothing outside the operands is read. Any alignment; accesses are 16 bytes wide when
 // addresses, pitch and hidden are multiples of 16 bytes, and 8 bytes wide when they are only
 // multiples of 8 bytes. side is 1 to 65,535.
 //

@@ -2,8 +2,8 @@
 //! used by `bursar serve`.
 //!
 //! This crate only translates between HTTP and [`Chat`](bursar::Chat). The runtime decides on
-//! limits, order and memory. A [`Service`] is an [`axum::Router`] to mount next to your own routes;
-//! a [`Server`] adds a listener.
+//! limits, order and memory. [`Service::router`] returns an [`axum::Router`] to merge with your own
+//! routes; a [`Server`] adds a listener.
 //!
 //! ```no_run
 //! use bursar::{ModelSource, Runtime, RuntimeConfig};

@@ -25,7 +25,7 @@ pub struct ReadPictures {
 pub struct PictureReadError(ApiError);
 
 impl PictureReadError {
-    /// Whether a retry may succeed, because the server only lacked memory, a free download or a
+    /// Whether a retry may succeed, because the server only lacked memory, a download slot or a
     /// thread.
     pub fn is_busy(&self) -> bool {
         self.0.status.is_server_error()

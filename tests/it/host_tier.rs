@@ -247,9 +247,9 @@ fn vision_failures_during_copies_lose_no_request() {
     });
 }
 
-/// Runs more sequences than the KV cache (8,192 tokens) can hold until they end. The short replies
-/// before them make the scheduler's predictions optimistic, so the scheduler has to preempt some
-/// sequences.
+/// Runs more sequences than the KV cache (8,192 tokens) can hold at their full length. The short
+/// replies before them make the scheduler's predictions optimistic, so the scheduler has to preempt
+/// some sequences.
 async fn crowded(name: &str, swap_space: Bytes) -> Vec<Whole> {
     let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
     let options = LoadOptions {

@@ -144,8 +144,9 @@ fn pictures_and_videos_of_qwen3_vl_are_answered_as_recorded() {
     recorded_chats_are_answered("qwen3_vl_moe", &["several_images", "video_even"]);
 }
 
-/// Chats with lengths around the chunks of gated delta nets, with pictures and with a video. The
-/// recorded replies consist of reasoning, because the template opens the reasoning.
+/// Chats with lengths around the chunk size of gated delta nets (64 tokens), and chats with
+/// pictures or a video. The recorded replies consist of reasoning, because the template opens the
+/// reasoning.
 const HYBRID_CHATS: [&str; 6] = ["tokens_64", "tokens_65", "tokens_200", "single_image", "two_turns", "video_fraction"];
 
 #[test]

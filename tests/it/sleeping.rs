@@ -427,7 +427,7 @@ async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     let probe = Stage::set(slim("probe")).await;
     let ledger = probe.snapshot().await;
     probe.runtime.shutdown().await;
-    // The capacity covers one model, the canary (a sixteenth), and a small rest.
+    // The capacity covers one model, the canary (a sixteenth of the device), and a small margin.
     let capacity = (ledger.granted + ledger.granted / 8).round_up(probe.device.page());
     assert!(ledger.of_class(&Class::Weights) * 2 > capacity, "the weights of two models exceed the device: {ledger}");
     let device = device_of(capacity);
@@ -492,8 +492,8 @@ fn an_unread_reply_does_not_block_other_models() {
             matches!(&error, ChatError::Asleep(error) if matches!(**error, SleepError::TooLate { .. })),
             "{error:?}"
         );
-        // The second model tried to sleep, and accepts requests again before their
-        // wait reaches its limit.
+        // The second model tried to sleep, and accepts requests again before the wait of these
+        // requests reaches its limit.
         for _ in 0..3 {
             assert_eq!(answer(&models[1], about(2)).await, expected);
         }

@@ -29,8 +29,8 @@ struct Plain {
     Element* start;
 };
 
-// Multiplies a unit of `sum` by the row's factor and by the weights of the unit's columns, to each
-// of which `offset` is added.
+// Multiplies a unit of `sum` by the row's factor and by the weights of the unit's columns. `offset`
+// is added to each weight first.
 template <typename Element>
 __device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, float offset, float factor,
                                        float (&values)[WIDTH]) {

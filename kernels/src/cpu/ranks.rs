@@ -69,8 +69,8 @@ pub(super) fn all_gather(
 
 pub(super) fn best_of_ranks(link: Option<&HostLink>, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
     let x = Rows::<f32>::of(&call.x);
-    // SAFETY: the op layer allocated `out` as `[rows]` u32 for this call, and nothing else accesses
-    // it during the call.
+    // SAFETY: the op layer has checked that `out` is writable `[rows]` u32, and nothing else
+    // accesses it during the call.
     let out = unsafe { slice::from_raw_parts_mut(start_of::<u32>(&call.out), call.out.rows()) };
     // For each row, a value and the bits of its index among all columns.
     let found = out.iter().enumerate().flat_map(|(row, place)| match *place {

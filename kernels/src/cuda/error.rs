@@ -64,7 +64,7 @@ pub enum OpenError {
     /// The driver refused to load the compiled code.
     #[error("the driver refused to load the kernels {module}: {message}")]
     Image {
-        /// Name of the module.
+        /// Name of the kernel image.
         module: String,
         /// The driver's error message.
         message: String,

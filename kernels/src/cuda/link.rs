@@ -22,7 +22,8 @@ pub struct CudaLink {
     pub(super) blocks: usize,
 }
 
-/// Description of the exchange memory for a launch, in the layout of `all_reduce.cu`.
+/// Description of the exchange memory for a launch, in the layout of `struct Exchange` in
+/// `include/exchange.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Exchange {

@@ -2,7 +2,7 @@
 //! logits, and the routing.
 
 use super::{check, rms_norm::RmsNorm, route::Routing};
-use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
+use crate::{Activations, Backend, DType, KernelError, Scope, Tensor, Weight, Work, calls};
 
 #[derive(Clone, Copy)]
 pub struct Router<'a> {

@@ -27,8 +27,8 @@ fn text<T>(pass: impl for<'s> FnOnce(&'s Scope<'_, Plan>) -> Result<T, KernelErr
 
 const ONE_ROW: SampleLayout = SampleLayout { rows: 1, vocabulary: 7 };
 
-/// Chooses from `logits` into `chosen` entries, with `asked` and `report` of the
-/// given lengths in words.
+/// Samples from `logits`. The other arguments are the lengths in words of the tensors `chosen`,
+/// `asked` and `report`.
 fn sample(
     scope: &Scope<'_, Plan>,
     logits: &Tensor<'_>,

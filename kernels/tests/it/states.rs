@@ -36,8 +36,8 @@ struct Prompt {
     decay: Vec<f32>,  // [tokens, value_heads]
 }
 
-/// Weights that all prompts share. The logarithms of the heads' rates of decay differ from the
-/// `rate` that [`new`](Weights::new) gets by up to 1.
+/// Weights that all prompts share. The logarithm of each head's rate of decay is within 1 of the
+/// `rate` passed to [`new`](Weights::new).
 struct Weights {
     conv: Vec<f32>, // [channels, WIDTH]
     log_decay: Vec<f32>,

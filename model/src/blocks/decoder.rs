@@ -49,7 +49,7 @@ pub struct Decoder {
     projection: Option<Weight<'static>>, // [padded own tokens, hidden]; `None` if tied
     rope: Rope<'static>,
     draft_head: Option<DraftHead>,
-    /// A rounded copy of the output projection, which only the draft head uses.
+    /// A copy of the output projection in 4-bit integers, which only the draft head uses.
     draft_projection: Option<Weight<'static>>, // [padded own tokens, hidden]
 }
 
@@ -241,8 +241,9 @@ impl Decoder {
     /// [`step`](Self::step). `caches.previous` has the tokens that the step chose, and
     /// `caches.layers` has the caches of all layers.
     ///
-    /// For a further draft, `batch` has one row per sequence, at the position and slot of the
-    /// previous row's input token, and `caches.previous` has the drafted tokens.
+    /// For a further draft, `batch` has one row per sequence, at the position and cache slot of the
+    /// token that the previous draft pass took as input, and `caches.previous` has the drafted
+    /// tokens.
     ///
     /// # Panics
     /// If the decoder has no draft head, or the batch has no inputs for it.

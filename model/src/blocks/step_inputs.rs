@@ -48,8 +48,8 @@ impl<'a> StepInputs<'a> {
         StepInputs { tokens, states: None, ..StepInputs::over(image, layout) }
     }
 
-    /// Views of the arrays in `image`, the uploaded arrays of a step, `[words]` u32, at the offsets
-    /// of `layout`.
+    /// Views of a step's arrays. `image`, `[words]` u32, is the single upload that has all of them,
+    /// at the offsets of `layout`.
     ///
     /// # Panics
     /// If `image` is shorter than the layout.

@@ -21,7 +21,8 @@ pub(super) trait FileDecoder {
     fn decode(&self) -> Option<Vec<u8>>;
 }
 
-/// Host bytes that decoding takes, without the RGB picture.
+/// Host bytes that decoding takes. An RGB picture counts only if it is written over the stored
+/// pixels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     /// Channels of the stored pixels, which are `[height, width, raw_channels]` of 8 bits.

@@ -13,7 +13,8 @@ pub struct FrameSampling {
     /// Maximum number of frames. A film with more frames at the wanted rate is sampled at a lower
     /// rate, over its full length.
     pub frames_max: usize,
-    /// Maximum bytes of all frames as pixels, three bytes per pixel. Frames are shrunk to fit.
+    /// Maximum total size of the decoded frames, at three bytes per pixel. Frames are shrunk to
+    /// fit.
     pub bytes_max: Bytes,
 }
 

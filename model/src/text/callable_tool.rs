@@ -93,7 +93,7 @@ impl JsonTypes {
         self == Self::STRING || self == Self::default()
     }
 
-    /// Whether every value is a string or null.
+    /// Whether the types are exactly string and null.
     pub(crate) fn are_strings_or_null(self) -> bool {
         self == JsonTypes(Self::STRING.0 | Self::NULL.0)
     }

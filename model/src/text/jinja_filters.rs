@@ -1,7 +1,8 @@
 //! Filters of Jinja2 3.1 that minijinja lacks, or whose parameters or results differ in minijinja.
 //!
 //! Pure: values in, values out. The value that a filter is applied to is its first argument. The
-//! meter checks counts and widths before a filter runs, and weighs its result.
+//! template meter checks counts and widths before a filter runs, and measures the size of the
+//! filter's result.
 
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};

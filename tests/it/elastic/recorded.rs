@@ -123,7 +123,7 @@ fn request_metrics_match_the_replies_of_callers() {
             ("stopped", 1.0),
         ];
         expected.into_iter().for_each(|(reason, times)| assert_eq!(ended(reason), times, "{reason}"));
-        // An unloaded model leaves no gauges. Its counters remain.
+        // The gauges of an unloaded model are 0, except peak bytes. Its counters remain.
         for (series, what) in metrics_log.all() {
             let (name, labels) = parts(&series);
             let is_of_it = labels.contains(&("model", "demo")) && !name.ends_with("_peak_bytes");

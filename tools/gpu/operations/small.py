@@ -122,7 +122,7 @@ class Positions:
                           Sections(*sections, is_interleaved=is_interleaved))  # fmt: skip
 
     def turned(self, heads):
-        """The rotated heads [tokens, heads, head_dim] in f64, with pairs in halves."""
+        """The rotated heads [tokens, heads, head_dim] in f64, where element i is paired with element i + head_dim / 2."""
         left, right = heads.double().chunk(2, -1)
         cosine, sine = self.angles.cos(), self.angles.sin()
         return torch.cat((left * cosine - right * sine, right * cosine + left * sine), -1)
@@ -133,7 +133,7 @@ def rotary_block(elements):
 
 
 def rotary(tokens, heads, head_dim, sections, kind, behind=0):
-    """Rotates the first heads of rows that have `behind` more columns."""
+    """Rotates the `heads` heads at the start of each row. `behind` more columns follow them."""
     x, columns = Output((tokens, heads * head_dim + behind), kind), heads * head_dim
     x.tensor.normal_()
     before, positions = x.tensor.clone(), Positions(tokens, head_dim, sections)
@@ -324,7 +324,7 @@ TEXT, VISION = (16, 24, 24, 0), (20, 20, 0, 0)  # rotary pairs of each axis
 
 
 def copy(rows, columns, kind):
-    """torch's copy, as the GPU's memory bandwidth."""
+    """torch's copy, as a measure of the GPU's memory bandwidth."""
     x, out = random_rows(rows, columns, 0, kind), Output((rows, columns), kind)
     return Case(lambda: out.tensor.copy_(x), lambda: out.error(x), 0.0, bytes=2 * kind.itemsize * rows * columns)
 

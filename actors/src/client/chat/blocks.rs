@@ -69,9 +69,9 @@ pub struct KvWatch {
 
 impl KvWatch {
     /// Waits until the numbers have changed since the last call, and returns the latest numbers.
-    /// The first call returns at once, or as soon as actors that are being replaced serve again.
-    /// When the actors end, such as after a death or for sleep, the next call returns zeros.
-    /// Returns `None` once the model is unloaded or has stopped. Canceling the wait loses nothing.
+    /// The first call returns at once, or during a restart as soon as the new actors serve. When
+    /// the actors end, such as after a death or for sleep, the next call returns zeros. Returns
+    /// `None` once the model is unloaded or has stopped. Canceling the wait loses nothing.
     pub async fn changed(&mut self) -> Option<KvUse> {
         let Some(shown) = &mut self.shown else {
             let serving = self.model.serving_after(self.generation).await.ok()?;

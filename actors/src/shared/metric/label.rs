@@ -9,7 +9,8 @@ use serde::{Serialize, Serializer};
 
 use crate::{deadline::Deadline, finish_reason::FinishReason, phase::Phase, tenant::Tenant, tree::Role};
 
-/// Returns all values of a label that are known in advance. Empty for names of devices and models.
+/// Returns all values of a label that are known in advance. Empty if the values are known only at
+/// run time.
 pub type Words = fn() -> Vec<&'static str>;
 
 pub trait LabelValue {
@@ -197,8 +198,8 @@ impl LabelValue for HttpStatus {
     }
 }
 
-/// The index of a drafted token among the drafts of a step. Series of the first eight positions
-/// start at 0. A larger limit `draft_tokens` adds more series.
+/// The index of a drafted token among its sequence's drafts in a step. Series of the first eight
+/// positions start at 0. A larger limit `draft_tokens` adds more series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftPosition(pub usize);
 

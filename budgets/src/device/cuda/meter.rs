@@ -221,7 +221,7 @@ mod tests {
         let left = || Ok(Left { ours: says_whose.get().then_some(Bytes::mib(500)), ..driver.left()? });
         meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("the driver reports memory");
         assert_eq!(meter.counted(), Bytes::ZERO);
-        // A process count that only one of the two measurements has is not used.
+        // `ours` is not used if only one of the two measurements has it.
         let falls_silent = || {
             says_whose.set(false);
             driver.take(Bytes::mib(2));

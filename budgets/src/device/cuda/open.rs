@@ -17,9 +17,9 @@ use crate::{Address, AtomicBytes, Bytes, DeviceError, Timelines};
 /// The approximate size of a context: 526 MiB on an H200 with driver 580.
 const CONTEXT: Bytes = Bytes(526 << 20);
 
-/// The smallest plausible increase of NVML's count of this process when a device is opened. If the
-/// process already had a context, opening a device takes only the spare pages. The threshold is
-/// half of the size of the spare pages.
+/// The smallest plausible increase of the memory that NVML reports for this process when a device
+/// is opened. If the process already had a context, opening a device takes only the spare pages.
+/// The threshold is half of the size of the spare pages.
 const SPARE_AT_LEAST: Bytes = Bytes(carve::SPARE.0 / 2);
 
 /// The largest part of a context that NVML's count may leave out. 6 MiB were observed.

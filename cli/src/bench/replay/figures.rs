@@ -56,7 +56,7 @@ pub struct Figures {
     pub longest_interval_ms: TimeSummary,
     /// Time to the last token, in milliseconds.
     pub whole_ms: TimeSummary,
-    /// Counts of the process during the run.
+    /// Preemptions, cache hits and copies during the run, from the metrics of the process.
     pub counts: Counts,
 }
 

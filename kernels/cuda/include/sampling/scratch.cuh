@@ -11,8 +11,8 @@ using contract::sampling::GROUP;  // tokens of a group, for which one largest lo
 using contract::sampling::LIST;   // largest number of candidates in a list
 using contract::sampling::SLICE;  // tokens of a slice, which one block processes
 constexpr uint32_t GROUPS_OF_SLICE = SLICE / GROUP;
-// Number of groups whose largest logits set the floor of the list of a row without top-k. Rows with
-// a larger top-k than this are not listed.
+// In a row without top-k, the list's floor is the largest logit of the group that ranks
+// LIST_GROUPS-th by its largest logit. Rows with a larger top-k than this are not listed.
 constexpr uint32_t LIST_GROUPS = 512;
 
 using contract::sampling::FAULT_IGNORED;

@@ -23,8 +23,8 @@ const TOLERANCE: f64 = 1e-5;
 /// no divisors, or if all of them are 1. `theta` is the base of the frequencies, and `pairs` is the
 /// number of element pairs that RoPE rotates.
 ///
-/// # Errors
-/// The divisors do not follow from settings of this type.
+/// # Errors The tensor has another shape or type or lies outside the file, or the divisors do not
+/// follow from settings of this type.
 pub(super) fn scaling(
     settings: &Settings<'_>,
     header: &Header<'_>,

@@ -20,8 +20,8 @@ pub struct PackedMatrix<'a> {
     pub(super) words: &'a [u8],
     pub(super) scale_type: ScaleType,
     pub(super) scales: &'a [u8],
-    /// Little-endian f32 that divide or multiply the scales: one, or one for each of several
-    /// matrices with the same number of rows.
+    /// Little-endian f32 values that divide or multiply the scales: one for the weight, or one for
+    /// each expert if several experts are stacked along the rows.
     pub(super) factors: Option<&'a [u8]>,
     /// Little-endian words of 32 bits.
     pub(super) zero_points: Option<&'a [u8]>,
@@ -35,7 +35,7 @@ impl<'a> PackedMatrix<'a> {
         self.words
     }
 
-    /// The type in which elements are read.
+    /// The type to which the packed elements are dequantized.
     pub fn dtype(&self) -> TensorType {
         self.scale_type.elements()
     }

@@ -102,7 +102,8 @@ pub enum OutputFormat {
     Choice(Vec<String>),
 }
 
-/// Shows kind and size, but not the content, which is the user's data.
+/// Shows the kind and, except for a schema, the size, but not the content, which is the user's
+/// data.
 impl std::fmt::Debug for OutputFormat {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

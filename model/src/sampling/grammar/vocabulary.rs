@@ -39,8 +39,8 @@ impl Vocabulary {
         let mut allowed = ends.clone();
         let text = words.iter().zip(0u32..).filter(|(word, _)| !word.is_empty());
         text.for_each(|(_, id)| allowed.allow_token(id));
-        // "Approximate" means that forced text is not tokenized for the model. The model chooses
-        // among all ways to spell the text.
+        // "Approximate" means that llguidance does not choose the tokens of forced text. The model
+        // chooses among all ways to spell the text.
         Ok(Vocabulary { tokens: Arc::new(ApproximateTokEnv::new(trie)), allowed, ends })
     }
 }

@@ -13,9 +13,9 @@ use crate::token_interval::{StepWork, TokenInterval};
 const CHUNK_LEAST: usize = 16;
 
 impl SchedulerCore {
-    /// One token for each decoding sequence, then chunks of prompts up to the step's limit, the
-    /// oldest first. While replies are in progress, the chunks are limited to the tokens that
-    /// the promised interval allows.
+    /// One token and the drafts of each decoding sequence, then chunks of prompts up to the step's
+    /// limit, the oldest first unless the token interval limits them (see `split`). While replies
+    /// are in progress, the chunks are limited to the tokens that the promised interval allows.
     pub(super) fn shares(&self) -> Vec<SequenceTokens> {
         let drafts_max = self.drafts_each();
         let further_max = self.further_drafts_max(drafts_max);
@@ -144,8 +144,8 @@ impl SchedulerCore {
         if keeps(budget) {
             return None;
         }
-        // `low` and `high` are multiples of `CHUNK_LEAST`. A chunk of `low` keeps the promise or is
-        // the smallest chunk. A chunk of `high` does not keep the promise.
+        // `low` and `high` are in units of `CHUNK_LEAST` tokens. A chunk of `low` keeps the promise
+        // or is the smallest chunk. A chunk of `high` does not keep the promise.
         let (mut low, mut high) = (1, budget.div_ceil(CHUNK_LEAST));
         while low + 1 < high {
             let middle = low.midpoint(high);
@@ -159,8 +159,8 @@ impl SchedulerCore {
     fn some_join_every_other_step(&self) -> bool {
         let drafts_max = self.drafts_each();
         let seen = self.running.values().filter(|s| s.is_decoding() && s.must_be_seen(drafts_max)).count();
-        // If there are more such sequences, no step is planned ahead, and each step runs all of
-        // them.
+        // If more than 1 in `LEFT_OUT` running sequences must be seen, no step is planned ahead,
+        // and each step runs all sequences.
         self.looks_ahead && seen > 0 && seen * super::LEFT_OUT <= self.running.len()
     }
 }
@@ -181,8 +181,8 @@ fn in_order(prompts: &[&Sequence], mut budget: usize) -> Vec<usize> {
 }
 
 /// Divides `budget` tokens among prompts that do not all fit. The oldest prompt gets half, so that
-/// it is never overtaken forever. The rest goes to the prompts with the fewest tokens left, because
-/// the requests with these prompts then stop waiting soonest.
+/// it cannot starve. The rest goes to the prompts with the fewest tokens left, because the requests
+/// with these prompts then stop waiting soonest.
 fn split(prompts: &[&Sequence], budget: usize) -> Vec<usize> {
     let mut tokens = vec![0; prompts.len()];
     let Some(oldest) = prompts.first() else { return tokens };

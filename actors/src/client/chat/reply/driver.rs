@@ -328,7 +328,7 @@ impl Driver {
         sequence
     }
 
-    /// The drafter of the sequence.
+    /// Creates the drafter, and indexes the prompt for prompt lookup.
     fn drafter(&self) -> Drafter {
         /// Capacity for a reply, in entries. A waiting request should take little memory.
         const REPLY: usize = 1024;
