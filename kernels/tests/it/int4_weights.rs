@@ -1,6 +1,6 @@
 //! 4-bit integer weights with a scale per group of columns, on a CPU.
 
-use bursar_budgets::Workspace;
+use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::*;
 
 use crate::ground::{Int4, Way, assert_close, compute, plan};
@@ -34,7 +34,7 @@ fn a_plan_takes_the_workspace_and_the_work_of_a_run() {
         let (planned, peak, work) = plan(threads, |scope| case.run(scope, DType::BF16).map(drop));
         planned.expect("the case is valid");
         let (cpu, counter) = (Cpu::new(threads), WorkCounter::default());
-        let workspace = crate::ground::poisoned(bursar_budgets::Bytes::mib(4));
+        let workspace = crate::ground::poisoned(Bytes::mib(4));
         case.run(&Scope::new(&cpu, &workspace, &counter), DType::BF16).expect("it runs");
         assert_eq!((workspace.high_water(), counter.total()), (peak, work));
     }
@@ -57,11 +57,12 @@ fn a_weight_has_the_bytes_of_integers_scales_and_zero_points() {
 #[test]
 fn a_gpu_plans_space_for_dequantized_rows() {
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
-    let scratch = |shape: [usize; 2]| {
-        gpu.linear_scratch(shape[0], shape[1], DType::U4) - gpu.linear_scratch(shape[0], shape[1], DType::BF16)
+    let scratch = |shape: [usize; 2], out: DType| {
+        gpu.linear_scratch(shape, DType::U4, out) - gpu.linear_scratch(shape, DType::BF16, out)
     };
-    assert_eq!(scratch([4608, 3584]).0, 4608 * 3584 * 2, "all rows fit");
-    assert_eq!(scratch([3584, 18_944]).0, 1792 * 18_944 * 2, "half of the rows fit");
+    assert_eq!(scratch([4608, 3584], DType::BF16).0, 4608 * 3584 * 2, "all rows fit");
+    assert_eq!(scratch([3584, 18_944], DType::BF16).0, 1792 * 18_944 * 2, "half of the rows fit");
+    assert_eq!(scratch([4608, 3584], DType::F32), Bytes(0), "an f32 output needs no dequantized rows");
     let has = |scheme, shape| gpu.has_quantized(scheme, shape);
     assert!(has(QuantizationScheme::int4(32, true), [80, 96]) && !has(QuantizationScheme::int4(64, true), [80, 96]));
     assert!(!has(QuantizationScheme::int4(32, true), [81, 96]), "a block has 8 rows");

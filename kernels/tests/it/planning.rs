@@ -61,7 +61,7 @@ fn consecutive_inner_scopes_reuse_the_same_bytes() {
 
 #[test]
 fn a_product_plans_one_widened_weight_panel_for_each_thread() {
-    let scratch = |threads, dtype| Target::Cpu { threads }.linear_scratch(300, 50, dtype);
+    let scratch = |threads, dtype| Target::Cpu { threads }.linear_scratch([300, 50], dtype, DType::F32);
     let panel = |threads: usize| scratch(threads, DType::BF16);
     assert_eq!(scratch(2, DType::F32), Bytes(0));
     assert_eq!(panel(2), panel(1) * 2);
