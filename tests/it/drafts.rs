@@ -474,7 +474,7 @@ fn memory_for_drafts_is_planned_from_vllms_flag() {
     assert!(default == int4 && (copy..copy + (2 << 20)).contains(&(int4 - none)), "{default}, {int4}, {none}");
     for (config, expected) in [
         (r#"{"method": "mtp", "quantization": "fp8"}"#, "expected int4 or none"),
-        (r#"{"method": "ngram", "quantization": "int4"}"#, "because `draft_method` is not mtp"),
+        (r#"{"method": "ngram", "quantization": "int4"}"#, "because --draft-method is not mtp"),
         (r#"{"method": "eagle3"}"#, "eagle3 and other draft models are not supported yet"),
         (r#"{"method": "mtp"}"#, "has no draft head"),
         (r#"{"method": "ngram", "num_speculative_tokens": 65}"#, "is 65; expected at most 64"),

@@ -244,8 +244,8 @@ fn a_draft_projection_that_cannot_be_rounded_is_refused_if_asked_for() {
                    kernels for this format";
     assert_eq!(error.to_string(), message);
     assert!(error.hint().contains("draft_quantization"), "{}", error.hint());
-    // 253 rows are not whole blocks of eight.
-    let odd = Copy::of(QWEN3_5).set("config.json", &["text_config", "vocab_size"], json!(253));
+    // 371 rows are not whole blocks of eight.
+    let odd = Copy::of(QWEN3_5).set("config.json", &["text_config", "vocab_size"], json!(371));
     let random = without_weights(CheckpointSource::Folder(odd.0.clone())).expect("the settings are valid");
     let random = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
     let random = random.with_draft_head(true).with_draft_projection(DraftProjection::Int4);
