@@ -507,7 +507,6 @@ mod tests {
 
     /// `BURSAR_RECORD=1 cargo test -p bursar-kernels --lib plan` rewrites the recording for review.
     #[test]
-    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     fn choices_for_a_7b_model_are_as_recorded() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gemm/recorded_choices.txt");
         let found = choices();
