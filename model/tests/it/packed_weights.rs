@@ -78,8 +78,7 @@ pub struct Quantized {
 }
 
 impl Quantized {
-    /// Quantizes a weight: each value becomes the nearest integer under the scale and zero point of
-    /// its group.
+    /// Rounds each value to the nearest integer under the scale and zero point of its group.
     pub fn of(packing: Packing, values: &[f32], columns: usize) -> Self {
         let (rows, largest) = (values.len() / columns, ((1u32 << packing.bits) - 1) as f32);
         let group = packing.group.unwrap_or(columns);

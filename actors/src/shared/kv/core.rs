@@ -24,9 +24,8 @@ use bursar_kernels::{
 };
 use bursar_model::flow::{BlockTable, CacheGroups, PrefixKey, StateSlots};
 
-pub use self::prefix::Copies;
 use super::{
-    BlockEvent,
+    BlockEvent, Copies,
     sequence_id::SequenceId,
     states::{StatePool, StateStep, StateUse},
 };

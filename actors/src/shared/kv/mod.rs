@@ -2,12 +2,14 @@
 //! makes these decisions itself (ADR 8), so this module has no actor.
 
 mod block_log;
+mod copies;
 mod core;
 mod sequence_id;
 mod states;
 
 pub(crate) use block_log::BlockReceiver;
 pub use block_log::{BlockEvent, BlockLog, StoredBlock};
-pub use core::{Allotment, Beginning, BlockRequest, Copies, KvCore, KvUse, Table};
+pub use copies::Copies;
+pub use core::{Allotment, Beginning, BlockRequest, KvCore, KvUse, Table};
 pub use sequence_id::SequenceId;
 pub use states::{SNAPSHOT_TOKENS, StateStep, StateUse};

@@ -7,27 +7,7 @@ use bursar_kernels::{
 use bursar_model::flow::{BlockTable, PrefixKey};
 
 use super::{Beginning, KvCore, Name};
-use crate::kv::SequenceId;
-
-/// Copies of blocks and of states, which must run in the order in which they are returned. Copies
-/// to the host must also run before any later step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Copies {
-    pub blocks: CopyLists,
-    pub states: CopyLists,
-}
-
-impl Copies {
-    /// The cost of the copies, in copies of a block. Copying one state takes as long as copying
-    /// `state_blocks` blocks.
-    pub fn in_blocks(&self, state_blocks: usize) -> usize {
-        self.blocks.len() + self.states.len() * state_blocks
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.states.is_empty()
-    }
-}
+use crate::kv::{Copies, SequenceId};
 
 impl KvCore {
     /// Number of blocks of the first cache group that a sequence with this prefix would share with
