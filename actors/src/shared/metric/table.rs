@@ -215,6 +215,7 @@ mod tests {
                 "tenant",
                 "direction",
                 "position",
+                "cache_group",
                 "route",
                 "status",
                 "code",
