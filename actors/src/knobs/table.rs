@@ -333,7 +333,7 @@ knobs! {
     draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];
     /// How tokens are drafted: ngram (prompt lookup) finds an earlier occurrence of the sequence's last tokens and drafts the tokens that followed it. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). none disables drafts.
     draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
-    /// Format of the output projection that the draft head of draft_method mtp uses: int4 uses a second copy rounded to 4-bit integers: drafting is faster, a few more drafts are rejected, and the copy takes memory. none uses the model's own output projection. Replies change only by rounding. Default int4 on a GPU that supports the shape, otherwise none.
+    /// Format of the output projection that the draft head of draft_method mtp uses. int4 is a second copy, rounded to 4-bit integers: drafting is faster, a few more drafts are rejected, and the copy takes memory. none is the model's own output projection. Replies change only by rounding. Default int4 on a GPU that supports the shape, otherwise none.
     draft_quantization: DraftQuantization, Kind::DraftFormat, [Sglang speculative_draft_model_quantization];
     /// Always drafts as many tokens as the limits allow, for benchmarks. By default the number adapts: for each batch size, Bursar uses the number of drafts that has recently given the most tokens per second. Default false.
     draft_fixed: bool, Kind::Switch, [];

@@ -199,12 +199,12 @@ impl Decoder {
         let step_arrays = inner.upload([layout.words()], &words)?;
         let inputs = StepInputs::over(&step_arrays, &layout);
         let (chosen, norm) = self.chosen(&inner, &inputs, caches, hidden)?; // [logit_rows + score_rows, hidden]
-        let logits = self.project(&inner, &chosen.row_range(0..layout.logit_rows), norm, of, logits)?;
+        let logits = self.project(self.head(), &inner, &chosen.row_range(0..layout.logit_rows), norm, of, logits)?;
         for first in (layout.logit_rows..chosen.rows()).step_by(SCORE_ROWS) {
             let rows = chosen.row_range(first..chosen.rows().min(first + SCORE_ROWS));
             let inner = inner.scope();
             let scored = self.empty_logits(&inner, rows.rows(), LogitsOf::AllRanks)?;
-            let scored = self.project(&inner, &rows, norm, LogitsOf::AllRanks, scored)?;
+            let scored = self.project(self.head(), &inner, &rows, norm, LogitsOf::AllRanks, scored)?;
             score(&inner, &scored)?;
         }
         Ok(logits)
@@ -232,7 +232,7 @@ impl Decoder {
         let inner = scope.scope();
         let inputs = StepInputs::over(step_arrays, layout);
         let (chosen, norm) = self.chosen(&inner, &inputs, caches, hidden)?;
-        self.project(&inner, &chosen, norm, of, logits)
+        self.project(self.head(), &inner, &chosen, norm, of, logits)
     }
 
     /// Runs the draft head after a step over `batch`. `batch` must have the
@@ -309,7 +309,7 @@ impl Decoder {
         // For many rows, the unrounded weight is faster.
         let is_few = logits.rows() <= scope.target().int4_logit_rows_max();
         let weight = self.draft_projection.as_ref().filter(|_| is_few).unwrap_or(self.head());
-        self.project_with(weight, scope, &normed.row_range(0..logits.rows()), None, of, logits)
+        self.project(weight, scope, &normed.row_range(0..logits.rows()), None, of, logits)
     }
 
     /// Runs all layers and returns the rows for which a token is sampled or scored,
@@ -410,21 +410,8 @@ impl Decoder {
 
     /// Writes the logits of `chosen` `[rows, hidden]`, after `norm`, to `logits`, and returns the
     /// logits without padding columns: `[rows, vocabulary]` or `[rows, own tokens]`, possibly with
-    /// gaps between rows.
+    /// gaps between rows. `weight` `[padded own tokens, hidden]` is the output projection.
     fn project<'s, B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        chosen: &Tensor<'_>,
-        norm: Option<RmsNorm<'_>>,
-        of: LogitsOf,
-        logits: Tensor<'s>, // [rows, padded tokens]
-    ) -> Result<Tensor<'s>, KernelError> {
-        self.project_with(self.head(), scope, chosen, norm, of, logits)
-    }
-
-    /// Like [`project`](Self::project), with `weight` `[padded own tokens, hidden]` as the output
-    /// projection.
-    fn project_with<'s, B: Backend>(
         &self,
         weight: &Weight<'static>,
         scope: &Scope<'_, B>,

@@ -14,7 +14,7 @@ use super::{
     rounding::{narrow, widen_all},
 };
 use crate::checkpoint::{
-    PackedMatrix, PackedScheme, WeightFormats, quantization::unserved_weight, random_tensor::DEVIATION,
+    DraftProjection, PackedMatrix, PackedScheme, WeightFormats, quantization::unserved_weight, random_tensor::DEVIATION,
 };
 
 /// The integer, before its zero point is added, to which the largest magnitude of a group is
@@ -46,45 +46,56 @@ impl WeightMap<'_> {
         self.claim_int4(parts, in_features, place, claimed).map(Some)
     }
 
-    /// Why a second copy of `share` of the rows of the matrix `name`, with `more` rows of zeros,
-    /// cannot be rounded to 4-bit integers. `None` if it can.
-    pub(super) fn obstacle_to_int4(
+    /// Claims a second copy of an output projection that [`vocabulary`](Self::vocabulary) claimed
+    /// with the same arguments, rounded to 4-bit integers, if the checkpoint's [`DraftProjection`]
+    /// asks for it. A random checkpoint draws the copy independently.
+    ///
+    /// # Errors
+    /// [`WeightError::DraftProjection`], and the errors of `vocabulary`.
+    pub fn draft_projection(
+        &mut self,
+        name: &str,
+        vocabulary: RankShard,
+        rows: usize,
+        hidden: usize,
+    ) -> Result<Option<Weight<'static>>, WeightError> {
+        let added = self.target.padded_vocabulary(rows) - vocabulary.count;
+        let place = WeightLayout { rows: added, ..WeightLayout::default() };
+        let claimed = match (self.checkpoint.draft_projection(), self.rounded_copy(name, vocabulary, hidden, added)) {
+            (DraftProjection::Decoder, _) | (DraftProjection::Int4IfSupported, Err(_)) => return Ok(None),
+            (DraftProjection::Int4, Err(reason)) => {
+                return Err(WeightError::DraftProjection { reason, target: self.target.name() });
+            }
+            (DraftProjection::Int4 | DraftProjection::Int4IfSupported, Ok(claimed)) => claimed,
+        };
+        let first = self.copies().len();
+        let weight = self.claim_int4(&[(name.to_owned(), vocabulary)], hidden.into(), place, claimed)?;
+        self.segment.mark_duplicates_from(first);
+        Ok(Some(weight))
+    }
+
+    /// The format of a second copy of `share` of the rows of the matrix `name`, with `added` rows of
+    /// zeros, or the reason why the copy cannot have 4-bit integers.
+    fn rounded_copy(
         &self,
         name: &str,
         share: RankShard,
         columns: usize,
-        more: usize,
-    ) -> Option<&'static str> {
-        let Some(group) = group_of(columns) else { return Some("its columns are not whole groups of 32") };
+        added: usize,
+    ) -> Result<Claimed, &'static str> {
+        let group = int4::GROUPS.into_iter().find(|group| columns.is_multiple_of(*group));
+        let group = group.ok_or("its columns are not whole groups of 32")?;
         let scheme = QuantizationScheme::int4(group, false);
         if self.checkpoint.tensors.is_packed(name) {
-            Some("the checkpoint stores it as packed integers")
-        } else if [share.count, more].iter().any(|rows| !rows.is_multiple_of(int4::BLOCK_ROWS)) {
-            Some("its rows are not whole blocks of 8")
-        } else if !self.target.has_quantized(scheme, [share.count + more, columns]) {
-            Some("the target has no kernels for this format")
-        } else {
-            None
+            return Err("the checkpoint stores it as packed integers");
         }
-    }
-
-    /// Claims a second copy of `share` of the rows of the matrix `name`, rounded to 4-bit integers,
-    /// and `more` rows of zeros. There must be no [obstacle](Self::obstacle_to_int4).
-    pub(super) fn rounded_to_int4(
-        &mut self,
-        name: &str,
-        share: RankShard,
-        columns: usize,
-        more: usize,
-    ) -> Result<Weight<'static>, WeightError> {
-        let group = group_of(columns).expect("the columns are whole groups");
-        let scheme = QuantizationScheme::int4(group, false);
-        let first = self.copies().len();
-        let place = WeightLayout { rows: more, ..WeightLayout::default() };
-        let claimed = Claimed { scheme, group, scale_type: self.target.activation() };
-        let weight = self.claim_int4(&[(name.to_owned(), share)], columns.into(), place, claimed)?;
-        self.segment.mark_duplicates_from(first);
-        Ok(weight)
+        if [share.count, added].iter().any(|rows| !rows.is_multiple_of(int4::BLOCK_ROWS)) {
+            return Err("its rows are not whole blocks of 8");
+        }
+        if !self.target.has_quantized(scheme, [share.count + added, columns]) {
+            return Err("the target has no kernels for this format");
+        }
+        Ok(Claimed { scheme, group, scale_type: self.target.activation() })
     }
 
     /// Claims a weight in a format of 4-bit integers.
@@ -207,11 +218,6 @@ impl WeightMap<'_> {
         };
         Ok(found.map(claimed).filter(|claimed| self.target.has_quantized(claimed.scheme, [rows, columns])))
     }
-}
-
-/// The largest group that divides `columns` evenly.
-fn group_of(columns: usize) -> Option<usize> {
-    int4::GROUPS.into_iter().find(|group| columns.is_multiple_of(*group))
 }
 
 /// Whether a packed weight may stay packed in memory.

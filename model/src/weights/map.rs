@@ -7,7 +7,7 @@ use super::{
     NormScaling, RoutingSkew, WeightCopy, WeightError, WeightSource, cut::Cut, module_formats::ModuleFormats,
     segment_layout::SegmentLayout, tensor_names::TensorNames,
 };
-use crate::checkpoint::{Checkpoint, DraftProjection, WeightFormats};
+use crate::checkpoint::{Checkpoint, WeightFormats};
 
 /// The storage of a claim in the segment.
 #[derive(Clone, Copy, Default)]
@@ -162,29 +162,6 @@ impl<'c> WeightMap<'c> {
         hidden: usize,
     ) -> Result<Weight<'static>, WeightError> {
         self.rows_of(name, vocabulary, hidden, self.target.padded_vocabulary(rows) - vocabulary.count)
-    }
-
-    /// Claims a second copy of an output projection that [`vocabulary`](Self::vocabulary) claimed
-    /// with the same arguments, rounded to 4-bit integers, if the checkpoint's
-    /// [`DraftProjection`] asks for it. A random checkpoint draws the copy independently.
-    ///
-    /// # Errors
-    /// [`WeightError::DraftProjection`], and the errors of `vocabulary`.
-    pub fn draft_projection(
-        &mut self,
-        name: &str,
-        vocabulary: RankShard,
-        rows: usize,
-        hidden: usize,
-    ) -> Result<Option<Weight<'static>>, WeightError> {
-        let more = self.target.padded_vocabulary(rows) - vocabulary.count;
-        match (self.checkpoint.draft_projection(), self.obstacle_to_int4(name, vocabulary, hidden, more)) {
-            (DraftProjection::Decoder, _) | (DraftProjection::Int4IfSupported, Some(_)) => Ok(None),
-            (DraftProjection::Int4, Some(reason)) => {
-                Err(WeightError::DraftProjection { reason, target: self.target.name() })
-            }
-            (_, None) => self.rounded_to_int4(name, vocabulary, hidden, more).map(Some),
-        }
     }
 
     /// Claims `share` of the rows of the matrix `name`, and `more` rows of zeros.
