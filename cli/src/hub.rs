@@ -3,7 +3,17 @@
 
 use std::{env, fs, path::PathBuf};
 
-use bursar::HubOptions;
+use bursar::{HubOptions, LoadOptions};
+use bursar_model::checkpoint::CheckpointOrigin;
+
+/// Returns the options with a draft model that is fetched with these settings.
+pub fn used_by(load: LoadOptions) -> LoadOptions {
+    let draft_model = load.draft_model.map(|origin| match origin {
+        CheckpointOrigin::Hub(model) => CheckpointOrigin::Hub(model.with_options(options())),
+        origin => origin,
+    });
+    LoadOptions { draft_model, ..load }
+}
 
 pub fn options() -> HubOptions {
     let named = |name: &str| env::var_os(name).filter(|value| !value.is_empty());

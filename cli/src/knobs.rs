@@ -13,7 +13,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use crate::{failure::Failure, logging};
+use crate::{failure::Failure, hub, logging};
 
 /// The knobs that the user set by flags or in a file.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +39,7 @@ impl KnobOptions {
     /// See [`options`](Self::options).
     pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, Failure> {
         let (knobs, names) = self.named()?;
-        Ok(LoadOptions { names, ..knobs.over(base)? })
+        Ok(LoadOptions { names, ..hub::used_by(knobs.over(base)?) })
     }
 
     /// Returns the settings of a runtime that serves `models` models on `devices` devices. The

@@ -9,12 +9,12 @@ mod unquantized;
 
 use std::process::ExitCode;
 
-use bursar::{Bytes, CheckpointError, Hint, ModelSource, StartError};
+use bursar::{Bytes, CheckpointError, Hint, LoadOptions, ModelSource, StartError};
 use bursar_actors::{
     engine::Forecast, engine::PlacementQuery, engine::Question, engine::RanksShortfall, engine::RanksTried,
     runtime::open_settings,
 };
-use bursar_kernels::Target;
+use bursar_kernels::{BLOCK_TOKENS, Target};
 use bursar_model::{
     LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightFormats,
     weights::BlockWeights,
@@ -134,7 +134,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     notes.extend(
         files.skipped_encoders().iter().map(|error| format!("pictures are not accepted: {error} ({})", error.hint())),
     );
-    let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
+    let checkpoint = open(files, &load, &mut notes)?.with_quantization(load.quantization);
     let checkpoint = load.apply_on(&target, checkpoint).map_err(StartError::from)?;
     let pictures = checkpoint.image_processor.as_ref();
     let name = load.name.clone().unwrap_or_else(|| source.name());
@@ -172,10 +172,20 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         WeightFormats::Unquantized | WeightFormats::Requested(_) => {}
     }
     notes.extend(model.block_weights().map(block_note));
+    notes.extend(draft_note(model, &target));
     let unquantized = Unquantized::of(checkpoint, ranks, target, &load, place)?;
     notes.extend(unquantized.as_ref().and_then(|plain| plain.note(model, &target, &forecast)));
     let planned = Planned { target, places: vec![place], ..planned };
     Ok(Report::of(&name, &planned, model, &forecast, unquantized, notes))
+}
+
+/// Reports the memory that a draft head takes, if the model has one. It is part of the plan's weights
+/// and KV cache.
+fn draft_note(model: &Model, target: &Target) -> Option<String> {
+    let of_token = Bytes(model.kv_shape(target).block_bytes().0 / BLOCK_TOKENS as u64);
+    let bytes = model.draft_bytes();
+    (bytes > Bytes::ZERO)
+        .then(|| format!("the draft head takes {bytes} of the weights, and {of_token} of each token's KV cache"))
 }
 
 /// Reports how many bytes of a GGUF file stay in quantized blocks, and which tensors do not.
@@ -217,8 +227,8 @@ fn min_ranks_for(
 }
 
 /// Opens the checkpoint, or only its `config.json` if there are no weights.
-fn open(files: CheckpointSource, notes: &mut Vec<String>) -> Result<Checkpoint, Failure> {
-    let (checkpoint, missing) = open_settings(files)?;
+fn open(files: CheckpointSource, load: &LoadOptions, notes: &mut Vec<String>) -> Result<Checkpoint, Failure> {
+    let (checkpoint, missing) = open_settings(files, load)?;
     notes.extend(missing.map(|name| format!("{name} lacks weights, so their sizes are taken from config.json")));
     Ok(checkpoint)
 }

@@ -1,6 +1,7 @@
 // Argmax of each row: greedy sampling on the device.
 //
 // x   [rows, columns]   f32 or the activations' type, rows pitch elements apart
+// ids [columns] u32     results to write in place of the columns, or null
 // out [rows] u32        column of the row's largest element
 //
 // The first of equal elements wins; -0 equals 0. A NaN is never chosen over a number, not even over
@@ -104,7 +105,8 @@ __device__ __forceinline__ Best best_of(const Element* x, uint32_t columns, uint
 }
 
 template <typename Element>
-__device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint64_t pitch, uint32_t* out) {
+__device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint64_t pitch, const uint32_t* ids,
+                                       uint32_t* out) {
     __shared__ Best of_warps[THREADS / WARP];
     let_next_kernel_start();
     wait_for_previous_kernel();
@@ -143,14 +145,15 @@ __device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint6
     }
 #endif
     if (part == 0 && threadIdx.x == 0) {
-        out[row] = best.place;
+        out[row] = ids == nullptr || best.place == NO_CHOICE ? best.place : ids[best.place];
     }
 }
 
 #define KERNEL(name, Element)                                                                       \
     extern "C" __global__ void SHARE_OF_A_ROW __launch_bounds__(THREADS, 3)                            \
-        argmax_##name(const Element* x, uint32_t columns, uint32_t pitch, uint32_t* out) {          \
-        argmax(x, columns, pitch, out);                                                             \
+        argmax_##name(const Element* x, uint32_t columns, uint32_t pitch, const uint32_t* ids,      \
+                      uint32_t* out) {                                                              \
+        argmax(x, columns, pitch, ids, out);                                                        \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)

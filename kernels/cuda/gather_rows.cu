@@ -1,8 +1,8 @@
-// Row gather: `out[i] = x[rows[i]]`. Rows are copied as bits, so any type of 2 or
+// Row gather: `out[i] = x[rows[i]]`, or `out[i] = x[i]`. Rows are copied as bits, so any type of 2 or
 // 4 bytes is supported.
 //
 // x    [x_rows, columns]   rows x_pitch elements apart
-// rows [chosen] u32
+// rows [chosen] u32, or null for all rows in order
 // out  [chosen, columns]   rows out_pitch elements apart
 //
 // If rows[i] >= x_rows, nothing outside x is read; all bits of the output row are set to 1, which
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)
                 uint32_t element_bytes, char* out, uint32_t out_pitch) {
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const uint32_t row = rows[blockIdx.x], bytes = columns * element_bytes;
+    const uint32_t row = rows == nullptr ? blockIdx.x : rows[blockIdx.x], bytes = columns * element_bytes;
     char* target = out + static_cast<uint64_t>(blockIdx.x) * out_pitch * element_bytes;
     if (row < x_rows) {
         copy_row(x + static_cast<uint64_t>(row) * x_pitch * element_bytes, target, bytes);

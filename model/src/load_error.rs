@@ -46,6 +46,10 @@ impl Hint for LoadError {
         match self {
             LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
             LoadError::Config(ConfigError::NoDraftHead) => "set draft_method to ngram or none".to_owned(),
+            LoadError::Config(ConfigError::DraftModel(_)) => {
+                "set draft_model to an EAGLE-3 head that was trained for this model, or draft_method to ngram or none"
+                    .to_owned()
+            }
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
             LoadError::Quantization(error) => error.hint(),
             LoadError::Weights(error) => error.hint(),

@@ -10,7 +10,12 @@ use bursar_kernels::{
 
 use crate::{
     Depth,
-    blocks::{decoder::StepCaches, draft_head::DraftRows, layer_cache::LayerCache, vision::share_out},
+    blocks::{
+        decoder::StepCaches,
+        draft_head::{DraftLogits, DraftRows},
+        layer_cache::LayerCache,
+        vision::share_out,
+    },
     checkpoint::{Checkpoint, WeightFormats, WeightQuantization},
     flow::{CacheFormat, CacheGroups, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
@@ -225,6 +230,12 @@ impl Model {
         self.int4_bytes
     }
 
+    /// Bytes of the draft head's weights, which are part of [`weight_bytes`](Self::weight_bytes). 0 if
+    /// the model has no draft head.
+    pub fn draft_bytes(&self) -> Bytes {
+        self.family.decoder().draft_bytes()
+    }
+
     /// The weights that the checkpoint has in blocks of quantized elements, if the target
     /// multiplies blocks.
     pub fn block_weights(&self) -> Option<&BlockWeights> {
@@ -353,19 +364,19 @@ impl Model {
         self.family.decoder().step(scope, batch, caches, of, hidden, score)
     }
 
-    /// Runs the draft head after a step and returns `[logit_rows, vocabulary]` f32, or only this
-    /// rank's columns; see [`Decoder::draft`](crate::blocks::decoder::Decoder::draft).
+    /// Runs the draft head after a step and returns the logits of the drafts; see
+    /// [`Decoder::draft`](crate::blocks::decoder::Decoder::draft).
     ///
     /// # Panics
     /// If the model was loaded without its [draft head](Checkpoint::with_draft_head).
     pub fn draft<'s, B: Backend>(
-        &self,
+        &'s self,
         scope: &'s Scope<'_, B>,
         batch: &StepBatch,
         caches: &StepCaches<'_>,
         of: LogitsOf,
         rows: DraftRows<'_, '_>,
-    ) -> Result<Tensor<'s>, KernelError> {
+    ) -> Result<DraftLogits<'s>, KernelError> {
         self.assert_loaded::<B>();
         self.family.decoder().draft(scope, batch, caches, of, rows)
     }
@@ -391,14 +402,14 @@ impl Model {
     /// # Panics
     /// See [`draft`](Self::draft).
     pub fn draft_over<'s, B: Backend>(
-        &self,
+        &'s self,
         scope: &'s Scope<'_, B>,
         step_arrays: &Tensor<'_>,
         layout: &StepLayout,
         caches: &StepCaches<'_>,
         of: LogitsOf,
         rows: DraftRows<'_, '_>,
-    ) -> Result<Tensor<'s>, KernelError> {
+    ) -> Result<DraftLogits<'s>, KernelError> {
         self.assert_loaded::<B>();
         self.family.decoder().draft_over(scope, step_arrays, layout, caches, of, rows)
     }

@@ -13,7 +13,7 @@ use thiserror::Error;
 pub use crate::load_error::UnknownArchitecture;
 use crate::{
     Depth, LoadError, MergeSize,
-    blocks::{ConfigError, DecoderConfig, decoder::Decoder, vision::EmbeddingLayout},
+    blocks::{ConfigError, DecoderConfig, decoder::Decoder, draft_head::select_draft_head, vision::EmbeddingLayout},
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
@@ -195,7 +195,7 @@ macro_rules! families {
                 $(if serves(checkpoint, <$folder::Config as Settings>::ARCHITECTURES)? {
                     let mut config = <$folder::Config as Settings>::read(checkpoint, read_text)?;
                     config.decoder_mut().limit_context(checkpoint.context_limit());
-                    config.decoder_mut().select_draft_head(checkpoint.loads_draft_head())?;
+                    select_draft_head(config.decoder_mut(), checkpoint)?;
                     return Ok(FamilyConfig::$name(config));
                 })*
                 Err(unknown(checkpoint).into())

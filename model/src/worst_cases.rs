@@ -255,7 +255,7 @@ fn run_choosing<B: Backend>(
                 SamplingFeatures::Greedy => LogitsOf::OwnRank,
                 SamplingFeatures::Everything => LogitsOf::AllRanks,
             };
-            let width = model.config().decoder().hidden;
+            let width = model.config().decoder().draft_width();
             let take = || DraftMemory::take(scope, width, batch.token_count(), batch.logit_rows.len());
             let mut drafting = batch.drafts.is_some().then(take).transpose()?;
             let mut report_words = 0;
@@ -285,7 +285,7 @@ fn run_choosing<B: Backend>(
                 let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
                 let scope = scope.scope();
                 let logits = model.draft(&scope, batch, &caches, LogitsOf::OwnRank, memory.rows())?;
-                memory.choose(&scope, &logits, buffers.shape().vocabulary)?;
+                logits.choose(&scope, &mut memory.drafted)?;
             }
             scope.download_later::<u32>(&buffers.results(report_words))?.wait().map(drop)
         }

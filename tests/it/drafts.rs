@@ -139,6 +139,15 @@ fn replies_are_equal_with_several_drafts_of_a_draft_head() {
 }
 
 #[test]
+fn replies_are_equal_with_the_drafts_of_an_eagle3_head() {
+    let target = || ModelSource::folder(bursar_golden::path("qwen3_vl"));
+    let head = ModelSource::folder(bursar_golden::path("eagle3_vl"));
+    let options = LoadOptions { draft_model: Some(head.into()), ..by_head("eagle3", 3) };
+    // The weights are random, so the head guesses hardly any token.
+    replies_are_equal(target, options, of_few_tokens, -1.0);
+}
+
+#[test]
 fn replies_are_equal_with_a_rounded_draft_projection() {
     let rounded = Some(DraftQuantization::Int4);
     let options = LoadOptions { draft_quantization: rounded, ..by_head("rounded drafts", 3) };
@@ -472,10 +481,22 @@ fn memory_for_drafts_is_planned_from_vllms_flag() {
     let [default, int4, none] = ["", r#", "quantization": "int4""#, r#", "quantization": "none""#].map(weights);
     let copy = 248_320 * 4096 / 128 * (64 + 2);
     assert!(default == int4 && (copy..copy + (2 << 20)).contains(&(int4 - none)), "{default}, {int4}, {none}");
+    // The head has two KV heads of 64 elements.
+    let folder = |name: &str| bursar_golden::path(name).display().to_string();
+    let arguments = ["plan", "--gpu", "h200", "--model", &folder("llama"), "--draft-model", &folder("eagle3")];
+    let output = Command::new(env!("CARGO_BIN_EXE_bursar")).args(arguments).output().expect("the binary");
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    let note = "Note: the draft head takes ";
+    assert!(
+        output.contains(note) && output.contains(" of the weights, and 512 B of each token's KV cache"),
+        "{output}"
+    );
     for (config, expected) in [
         (r#"{"method": "mtp", "quantization": "fp8"}"#, "expected int4 or none"),
         (r#"{"method": "ngram", "quantization": "int4"}"#, "because --draft-method is not mtp"),
-        (r#"{"method": "eagle3"}"#, "eagle3 and other draft models are not supported yet"),
+        (r#"{"method": "eagle"}"#, "other draft models are not supported yet"),
+        (r#"{"method": "eagle3"}"#, "with an EAGLE-3 head"),
+        (r#"{"method": "eagle3", "model": "/nowhere"}"#, "/nowhere"),
         (r#"{"method": "mtp"}"#, "has no draft head"),
         (r#"{"method": "ngram", "num_speculative_tokens": 65}"#, "is 65; expected at most 64"),
         (

@@ -110,7 +110,7 @@ class Step:
         if on("products"):
             torch.mm(self.last, w["embedding"].T, out_dtype=torch.float32, out=self.logits)
         if on("choice"):
-            choice = (self.logits, VOCABULARY, VOCABULARY, self.chosen)
+            choice = (self.logits, VOCABULARY, VOCABULARY, None, self.chosen)
             Kernel("argmax", "argmax_f32")((ARGMAX_BLOCKS * n,), (ARGMAX_THREADS,), *choice, early=early)
 
     def captured(self, **options):

@@ -9,8 +9,8 @@ use super::{Knobs, NESTED, error::KnobError, error::described, product::with_pro
 type Inner = (String, &'static str, Value);
 
 /// The settings inside of `speculative_config`.
-const SPECULATIVE: [&str; 5] =
-    ["method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "quantization"];
+const SPECULATIVE: [&str; 6] =
+    ["method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "quantization"];
 
 pub(super) fn is_nested(name: &str) -> bool {
     NESTED.iter().any(|nested| nested.name == name)
@@ -29,6 +29,7 @@ pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<In
             ("mm_processor_kwargs", "min_pixels") => settings.push((full, "picture_pixels_min", value.clone())),
             ("mm_processor_kwargs", "size") => settings.extend(edges(&full, value)?),
             ("speculative_config", "method") => settings.push((full, "draft_method", value.clone())),
+            ("speculative_config", "model") => settings.push((full, "draft_model", value.clone())),
             ("speculative_config", "num_speculative_tokens") => settings.push((full, "draft_tokens", value.clone())),
             ("speculative_config", "prompt_lookup_max") => settings.push((full, "draft_ngram_max", value.clone())),
             ("speculative_config", "prompt_lookup_min") => settings.push((full, "draft_ngram_min", value.clone())),

@@ -6,7 +6,7 @@ use bursar_budgets::{Bytes, system_memory_left};
 use bursar_kernels::{BlasSearch, Target};
 use bursar_model::{
     Envelope,
-    checkpoint::{Checkpoint, DraftProjection, WeightQuantization},
+    checkpoint::{Checkpoint, CheckpointOrigin, DraftProjection, WeightQuantization},
     flow::ImageLimits,
 };
 
@@ -76,7 +76,10 @@ pub struct LoadOptions {
     /// How tokens are drafted, if [`draft_tokens`](Limits::draft_tokens) is set. Default: prompt
     /// lookup.
     pub draft_source: DraftSource,
-    /// Format of the output projection that the draft head uses. Default: 4-bit integers on a GPU,
+    /// The EAGLE-3 head from which [`DraftSource::DraftHead`] drafts, in a checkpoint of its own.
+    /// Default: `None`, for the draft head in the model's checkpoint.
+    pub draft_model: Option<CheckpointOrigin>,
+    /// Format of the output projection that a draft head in the model's checkpoint uses. Default: 4-bit integers on a GPU,
     /// and the model's own output projection on a host device.
     pub draft_quantization: Option<DraftQuantization>,
     /// Always drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even if fewer
@@ -204,6 +207,7 @@ impl Default for LoadOptions {
             kv_cache_dtype: KvCacheType::Auto,
             state_dtype: StateType::Float32,
             draft_source: DraftSource::default(),
+            draft_model: None,
             draft_quantization: None,
             has_fixed_drafts: false,
             synthetic_acceptance: None,
@@ -244,15 +248,23 @@ impl LoadOptions {
     pub fn apply_on(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
         let context_tokens = self.context_tokens_for(matches!(target, Target::Cpu { .. }));
         let checkpoint = checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_context_limit(context_tokens);
-        let draft_tokens = self.limits.draft_tokens.or(self.envelope.as_ref().map(|envelope| envelope.draft_tokens));
-        let has_draft_head = self.draft_source == DraftSource::DraftHead && draft_tokens.is_some_and(|count| count > 0);
         let draft_projection = match (self.draft_quantization, target) {
             (Some(DraftQuantization::None), _) | (None, Target::Cpu { .. }) => DraftProjection::Decoder,
             (None, Target::Cuda(_)) => DraftProjection::Int4IfSupported,
             (Some(DraftQuantization::Int4), _) => DraftProjection::Int4,
         };
-        let checkpoint = checkpoint.with_draft_head(has_draft_head).with_draft_projection(draft_projection);
+        let checkpoint = checkpoint.with_draft_head(self.has_draft_head()).with_draft_projection(draft_projection);
         Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()))
+    }
+
+    /// Returns the draft model to load, if drafts are enabled.
+    pub fn draft_model(&self) -> Option<CheckpointOrigin> {
+        self.draft_model.clone().filter(|_| self.has_draft_head()).map(CheckpointOrigin::as_draft_model)
+    }
+
+    fn has_draft_head(&self) -> bool {
+        let draft_tokens = self.limits.draft_tokens.or(self.envelope.as_ref().map(|envelope| envelope.draft_tokens));
+        self.draft_source == DraftSource::DraftHead && draft_tokens.is_some_and(|count| count > 0)
     }
 
     /// Returns the options that determine the size of the KV cache.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bursar_budgets::Bytes;
+use bursar_model::checkpoint::CheckpointOrigin;
 use serde_json::Value;
 
 use crate::scheduler::{DraftSource, NgramSizes};
@@ -11,8 +12,11 @@ use super::{
     DraftMethod, DraftQuantization, Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::described, nested,
 };
 
-/// Drafted tokens of a sequence in a step, if a method is set without a number.
+/// Drafted tokens of a sequence in a step for prompt lookup, if no number is set.
 const DRAFT_TOKENS: usize = 4;
+
+/// Like `DRAFT_TOKENS`, for an EAGLE-3 head.
+const EAGLE3_TOKENS: usize = 3;
 
 impl Knobs {
     /// Reads settings by any known name. Values are as in JSON, or text as typed by a user.
@@ -99,19 +103,19 @@ impl Knobs {
             }
         }
         let sizes = [("draft_ngram_min", self.draft_ngram_min), ("draft_ngram_max", self.draft_ngram_max)];
-        if self.draft_method == Some(DraftMethod::Mtp)
-            && let Some((name, size)) = sizes.into_iter().find_map(|(name, size)| Some((name, size?)))
+        if let Some(expected) = match self.draft_method() {
+            Some(DraftMethod::Mtp) => Some("no value, because `draft_method` is mtp"),
+            Some(DraftMethod::Eagle3) => Some("no value, because `draft_method` is eagle3"),
+            _ => None,
+        } && let Some((name, size)) = sizes.into_iter().find_map(|(name, size)| Some((name, size?)))
         {
-            return Err(KnobError::value(name, &size.into(), "no value, because `draft_method` is mtp"));
+            return Err(KnobError::value(name, &size.into(), expected));
         }
-        if let (Some(DraftMethod::None | DraftMethod::Ngram), Some(DraftQuantization::Int4)) =
-            (self.draft_method, self.draft_quantization)
+        if let (Some(name), Some(DraftMethod::Mtp | DraftMethod::Ngram | DraftMethod::None)) =
+            (&self.draft_model, self.draft_method)
         {
-            return Err(KnobError::value(
-                "draft_quantization",
-                &"int4".into(),
-                "no value, because `draft_method` is not mtp",
-            ));
+            let expected = "no value, because `draft_method` is not eagle3";
+            return Err(KnobError::value("draft_model", &name.as_str().into(), expected));
         }
         match self.ngram_sizes() {
             Some(NgramSizes { min, max }) if min > max => {
@@ -137,6 +141,11 @@ impl Knobs {
         Some(NgramSizes { min, max: max.unwrap_or(min) })
     }
 
+    /// Returns the method that drafts tokens, if set. A draft model stands for its method.
+    fn draft_method(&self) -> Option<DraftMethod> {
+        self.draft_method.or(self.draft_model.as_ref().map(|_| DraftMethod::Eagle3))
+    }
+
     /// Returns `swap_space` in bytes, if set.
     pub fn swap_bytes(&self) -> Option<Bytes> {
         self.swap_space.map(|gibibytes| Bytes((gibibytes * Bytes::gib(1).0 as f64) as u64))
@@ -157,10 +166,11 @@ impl Knobs {
             context_tokens: self.context_tokens.or(limits.context_tokens),
             sequences: self.sequences.or(limits.sequences),
             step_tokens: self.step_tokens.or(limits.step_tokens),
-            draft_tokens: match self.draft_method {
+            draft_tokens: match self.draft_method() {
                 Some(DraftMethod::None) => Some(0),
                 Some(DraftMethod::Ngram) => self.draft_tokens.or(Some(DRAFT_TOKENS)),
                 Some(DraftMethod::Mtp) => self.draft_tokens.or(Some(1)),
+                Some(DraftMethod::Eagle3) => self.draft_tokens.or(Some(EAGLE3_TOKENS)),
                 None => self.draft_tokens.or(limits.draft_tokens),
             },
             picture_pixels: self.picture_pixels.or(limits.picture_pixels),
@@ -177,13 +187,7 @@ impl Knobs {
             (options.kv_tokens, options.kv_bytes) = (self.kv_tokens, self.kv_bytes);
         }
         options.has_fixed_drafts = self.draft_fixed.unwrap_or(options.has_fixed_drafts);
-        options.draft_source = match (self.draft_method, self.ngram_sizes()) {
-            (Some(DraftMethod::Mtp), _) => DraftSource::DraftHead,
-            (_, Some(sizes)) => DraftSource::PromptLookup(sizes),
-            (Some(DraftMethod::Ngram), None) => DraftSource::default(),
-            (Some(DraftMethod::None) | None, None) => options.draft_source,
-        };
-        options.draft_quantization = self.draft_quantization.or(options.draft_quantization);
+        self.set_drafts(&mut options)?;
         options.swap_space = self.swap_bytes().unwrap_or(options.swap_space);
         options.name = self.model_name.clone().or(options.name);
         options.dtype = self.dtype.unwrap_or(options.dtype);
@@ -210,6 +214,35 @@ impl Knobs {
         image.bytes_max = self.picture_file_bytes.unwrap_or(image.bytes_max);
         image.pixels_max = self.picture_source_pixels.unwrap_or(image.pixels_max);
         Ok(options)
+    }
+
+    /// Sets the options of drafts, except their number.
+    ///
+    /// # Errors
+    /// [`KnobError::Value`] if a method lacks its draft model, or a setting belongs to another method.
+    fn set_drafts(&self, options: &mut LoadOptions) -> Result<(), KnobError> {
+        options.draft_source = match (self.draft_method(), self.ngram_sizes()) {
+            (Some(DraftMethod::Mtp | DraftMethod::Eagle3), _) => DraftSource::DraftHead,
+            (_, Some(sizes)) => DraftSource::PromptLookup(sizes),
+            (Some(DraftMethod::Ngram), None) => DraftSource::default(),
+            (Some(DraftMethod::None) | None, None) => options.draft_source,
+        };
+        options.draft_model = match (self.draft_method(), &self.draft_model) {
+            (_, Some(name)) => Some(CheckpointOrigin::named(name)),
+            (None | Some(DraftMethod::Eagle3), None) => options.draft_model.take(),
+            (Some(_), None) => None,
+        };
+        if self.draft_method == Some(DraftMethod::Eagle3) && options.draft_model.is_none() {
+            let expected = "another method, or a `draft_model` with an EAGLE-3 head";
+            return Err(KnobError::value("draft_method", &"eagle3".into(), expected));
+        }
+        let reads_own_projection = options.draft_source == DraftSource::DraftHead && options.draft_model.is_none();
+        if self.draft_quantization == Some(DraftQuantization::Int4) && !reads_own_projection {
+            let expected = "no value, because `draft_method` is not mtp";
+            return Err(KnobError::value("draft_quantization", &"int4".into(), expected));
+        }
+        options.draft_quantization = self.draft_quantization.or(options.draft_quantization);
+        Ok(())
     }
 
     /// Like [`over`](Self::over), with the default options as the base.

@@ -78,7 +78,7 @@ impl Kind {
                 "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, int4, or the checkpoint's own: awq, gptq, compressed-tensors or modelopt"
             }
             Kind::DraftFormat => "int4 or none",
-            Kind::Method => "ngram, mtp or none; eagle3 and other draft models are not supported yet",
+            Kind::Method => "ngram, mtp, eagle3 or none; other draft models are not supported yet",
             Kind::Weights => "at most 64 tenant names with whole weights from 1 to 1000, such as gold=4,free=1",
             Kind::Switch => "true or false",
         }
@@ -223,6 +223,7 @@ impl Set for DraftMethod {
             "ngram" => Some(DraftMethod::Ngram),
             // Includes names of earlier releases of vLLM, and the name that SGLang uses.
             "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" | "nextn" => Some(DraftMethod::Mtp),
+            "eagle3" => Some(DraftMethod::Eagle3),
             "none" => Some(DraftMethod::None),
             _ => None,
         }
@@ -329,10 +330,12 @@ knobs! {
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
     /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
-    /// Maximum number of draft tokens per sequence and step. A step verifies them together with the next token, and drafts do not change replies, except for rounding. All sequences share 64 draft tokens per step, so there are no drafts if more than 64 sequences decode. Bursar drafts fewer tokens if that is faster. 0 disables drafts. Default 0, or 4 if draft_method is ngram, or 1 if it is mtp.
+    /// Maximum number of draft tokens per sequence and step. A step verifies them together with the next token, and drafts do not change replies, except for rounding. All sequences share 64 draft tokens per step, so there are no drafts if more than 64 sequences decode. Bursar drafts fewer tokens if that is faster. 0 disables drafts. Default 0, or by draft_method: 4 for ngram, 1 for mtp, 3 for eagle3.
     draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];
-    /// How tokens are drafted: ngram (prompt lookup) finds an earlier occurrence of the sequence's last tokens and drafts the tokens that followed it. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). none disables drafts.
+    /// How tokens are drafted: ngram (prompt lookup) finds an earlier occurrence of the sequence's last tokens and drafts the tokens that followed it. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). eagle3 uses the EAGLE-3 head that draft_model names. none disables drafts.
     draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
+    /// The EAGLE-3 head of draft_method eagle3, which was trained for this model: a folder, or a model of the hub (org/name or org/name@revision). It has its own config.json and weights. If draft_method is not set, it is then eagle3.
+    draft_model: String, Kind::Name, [Vllm spec_model, Sglang speculative_draft_model_path, LightLlm mtp_draft_model_dir];
     /// Format of the output projection that the draft head of draft_method mtp uses. int4 is a second copy, rounded to 4-bit integers: drafting is faster, a few more drafts are rejected, and the copy takes memory. none is the model's own output projection. Replies change only by rounding. Default int4 on a GPU that supports the shape, otherwise none.
     draft_quantization: DraftQuantization, Kind::DraftFormat, [Sglang speculative_draft_model_quantization];
     /// Always drafts as many tokens as the limits allow, for benchmarks. By default the number adapts: for each batch size, Bursar uses the number of drafts that has recently given the most tokens per second. Default false.
@@ -420,6 +423,8 @@ pub enum DraftMethod {
     Ngram,
     /// The draft head of the model (multi-token prediction).
     Mtp,
+    /// An EAGLE-3 head in a checkpoint of its own.
+    Eagle3,
 }
 
 /// The format of the output projection that the draft head uses.
@@ -460,7 +465,7 @@ pub const NESTED: &[Nested] = &[
     Nested {
         name: "speculative_config",
         of: &[Peer::Vllm],
-        meaning: "An object in which method sets draft_method, num_speculative_tokens sets draft_tokens, \
+        meaning: "An object in which method sets draft_method, model sets draft_model, num_speculative_tokens sets draft_tokens, \
                   prompt_lookup_max sets draft_ngram_max, prompt_lookup_min sets draft_ngram_min, and quantization sets \
                   draft_quantization.",
     },

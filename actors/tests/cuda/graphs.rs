@@ -63,6 +63,10 @@ fn blocks_each(shape: GraphLimits) -> usize {
     shape.context_tokens.div_ceil(BLOCK_TOKENS)
 }
 
+fn open(source: CheckpointSource) -> Checkpoint {
+    Checkpoint::open(source).expect("the checkpoint opens")
+}
+
 fn demo() -> CheckpointSource {
     CheckpointSource::Folder(bursar_golden::demo_checkpoint())
 }
@@ -91,6 +95,12 @@ impl Stage {
     /// A stage whose KV cache holds `shape.decode_rows` sequences, with addresses for
     /// `growth` times as many.
     fn of(source: CheckpointSource, cache: CacheFormat, shape: GraphLimits, growth: usize) -> Option<Stage> {
+        Stage::of_checkpoint(open(source).with_cache(cache), shape, growth)
+    }
+
+    /// Like [`of`](Stage::of), with an open checkpoint.
+    fn of_checkpoint(checkpoint: Checkpoint, shape: GraphLimits, growth: usize) -> Option<Stage> {
+        let cache = checkpoint.cache();
         let turn = TURN.blocking_lock();
         let cuda = match CudaDevice::open(0) {
             Ok(device) => Arc::new(device),
@@ -113,7 +123,6 @@ impl Stage {
         }
         let kernels = CudaKernels::load(&cuda, target, &search).expect("the kernels load");
         let device: Arc<dyn Device> = cuda.clone();
-        let checkpoint = Checkpoint::open(source).expect("the checkpoint opens").with_cache(cache);
         let checkpoint =
             checkpoint.with_draft_head(shape.has_draft_head).with_draft_projection(DraftProjection::Int4IfSupported);
         let plan = Model::plan(&checkpoint, &kernels.target()).expect("the model can be planned");

@@ -122,7 +122,7 @@ impl Options {
             if options.limits.draft_tokens.unwrap_or(0) == 0 {
                 return Err(Failure {
                     error: format!("--draft-acceptance is {rate}, but drafts are off"),
-                    hint: "add --draft-method mtp or ngram, or --draft-tokens N".to_owned(),
+                    hint: "add --draft-method mtp or ngram, or --draft-model, or --draft-tokens N".to_owned(),
                 });
             }
             (options.has_fixed_drafts, options.synthetic_acceptance) = (true, Some(rate));

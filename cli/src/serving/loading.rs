@@ -15,7 +15,7 @@ use super::options::{Options, Wanted};
 use crate::{
     DeviceOptions,
     failure::{self, Failure},
-    logging,
+    hub, logging,
     progress::Bar,
 };
 
@@ -55,7 +55,7 @@ pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> 
     let plans = wanted.into_iter().zip(ranks).map(|(wanted, ranks)| {
         let source = serving.source(&wanted.model);
         let base = LoadOptions { blas: device.blas(), profiles: device.profiles(), ..LoadOptions::default() };
-        let mut options = serving.load(serving.knobs().over(base)?)?;
+        let mut options = serving.load(hub::used_by(serving.knobs().over(base)?))?;
         let is_named = options.name.is_some();
         let own = wanted.names.first().cloned().or(options.name).unwrap_or_else(|| source.name());
         (options.name, options.ranks) = (Some(own.clone()), ranks);

@@ -165,7 +165,7 @@ mod tests {
         let names: Vec<_> = taken.0.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["block-size", "no-enable-prefix-caching", "enforce-eager", "seed"]);
         assert!(taken.check().is_ok());
-        for line in ["--enable-lora a/b", "--data-parallel-size 4", "--spec-model a/c"] {
+        for line in ["--enable-lora a/b", "--data-parallel-size 4"] {
             let failure = typed(line).check().expect_err("this flag would change what is served");
             let (error, hint) = failure.error_and_hint();
             let name = line.split(' ').next().expect("a flag");

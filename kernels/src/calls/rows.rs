@@ -23,13 +23,13 @@ pub struct Embed<'a> {
     pub out: Tensor<'a>,
 }
 
-/// Computes `out[i] = x[rows[i]]`.
+/// Computes `out[i] = x[rows[i]]`, or copies all rows.
 #[non_exhaustive]
 pub struct GatherRows<'a> {
     /// `[rows, columns]` activations.
     pub x: Tensor<'a>,
-    /// `[chosen]` u32, each below the rows of `x`.
-    pub rows: Tensor<'a>,
+    /// `[chosen]` u32, each below the rows of `x`. `None` stands for every row, in order.
+    pub rows: Option<Tensor<'a>>,
     /// `[chosen, columns]` activations.
     pub out: Tensor<'a>,
 }

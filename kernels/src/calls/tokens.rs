@@ -11,6 +11,9 @@ pub const NO_CHOICE: u32 = u32::MAX;
 pub struct Argmax<'a> {
     /// `[rows, columns]` activations or f32.
     pub x: Tensor<'a>,
+    /// `[columns]` u32, contiguous: the results to write in place of the indices. `None` writes the
+    /// indices.
+    pub ids: Option<Tensor<'a>>,
     /// `[rows]` u32.
     pub out: Tensor<'a>,
 }

@@ -1,6 +1,8 @@
 //! Launches of the operations that read each row once. The file of each kernel in `kernels/cuda/`
 //! ends with a description of the launch that the kernel expects.
 
+use bursar_budgets::Address;
+
 use super::{
     arguments::{Arguments, Extent, arguments, count},
     contract::{
@@ -180,7 +182,7 @@ pub(super) fn gather_rows(cuda: &Cuda, call: calls::GatherRows<'_>) -> Result<()
         call.x.address(),
         count(call.x.rows()),
         pitch(&call.x),
-        call.rows.address(),
+        call.rows.as_ref().map_or(Address(0), Tensor::address),
         columns(&call.x),
         count(call.x.dtype().size()),
         call.out.address(),
@@ -188,7 +190,7 @@ pub(super) fn gather_rows(cuda: &Cuda, call: calls::GatherRows<'_>) -> Result<()
     ];
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe {
-        cuda.launch(cuda.entry_points().gather_rows, Extent::line(call.rows.rows(), copy_rows::THREADS), arguments)
+        cuda.launch(cuda.entry_points().gather_rows, Extent::line(call.out.rows(), copy_rows::THREADS), arguments)
     }
 }
 
@@ -230,7 +232,8 @@ pub(super) fn argmax(cuda: &Cuda, call: calls::Argmax<'_>) -> Result<(), KernelE
     let kernel = if is_f32 { cuda.entry_points().argmax_f32 } else { cuda.entry_points().argmax };
     // In Hopper's machine code, a cluster of thread blocks shares a row.
     let blocks = if cuda.kernels.functions.is_machine_code() { argmax_numbers::CLUSTER } else { 1 };
-    let arguments = arguments![call.x.address(), columns(&call.x), pitch(&call.x), call.out.address()];
+    let ids = call.ids.as_ref().map_or(Address(0), Tensor::address);
+    let arguments = arguments![call.x.address(), columns(&call.x), pitch(&call.x), ids, call.out.address()];
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, Extent::line(call.x.rows() * blocks, argmax_numbers::THREADS), arguments) }
 }

@@ -32,7 +32,7 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(OP, "out", out, [x.rows()])?;
         check::writable(OP, "out", out);
         self.count(Work::over(x.shape().elements() as u64, &[x, out]));
-        self.backend.argmax(calls::Argmax { x: x.view(), out: out.view() })?;
+        self.backend.argmax(calls::Argmax { x: x.view(), ids: None, out: out.view() })?;
         if !self.chooses_among_ranks() {
             return Ok(());
         }

@@ -55,7 +55,7 @@ pub enum Pass {
     GatherRows { rows: usize, columns: usize, chosen: usize },
     ScatterRows { rows: usize, columns: usize, chosen: usize },
     AddRows { rows: usize, places: usize, columns: usize, chosen: usize },
-    Argmax { rows: usize, columns: usize },
+    Argmax { rows: usize, columns: usize, has_ids: bool },
     Sample { rows: usize, vocabulary: usize },
 }
 
@@ -175,7 +175,7 @@ pub fn passes() -> Vec<Pass> {
     for (rows, places, columns, chosen) in [(29, 53, 37, 11), (7, 83, 2053, 71), (31, 40, 2568, 40), (5, 3, 8, 0)] {
         passes.push(Pass::AddRows { rows, places, columns, chosen });
     }
-    passes.push(Pass::Argmax { rows: 17, columns: 1009 });
+    passes.extend([false, true].map(|has_ids| Pass::Argmax { rows: 17, columns: 1009, has_ids }));
     // More rows than a GPU processes at a time, and a vocabulary of many slices.
     for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
         passes.push(Pass::Sample { rows, vocabulary });
@@ -347,10 +347,15 @@ impl Pass {
                 scope.add_rows(&inside(&x), &from, &to, &mut out.column_range_mut(before..before + columns))?;
                 floats(scope, &out)
             }
-            Pass::Argmax { rows, columns } => {
+            Pass::Argmax { rows, columns, has_ids } => {
                 let x = wide(scope, rows, columns, &mut random)?;
-                let places: Vec<u32> = scope.download(&scope.argmax(&inside(&x))?)?;
-                Ok(places.into_iter().map(|place| place as f32).collect())
+                let (ids, mut chosen) = (scope.upload([columns], &random.shuffled(columns))?, scope.empty_u32([rows])?);
+                if has_ids {
+                    scope.argmax_ids_into(&inside(&x), &ids, &mut chosen)?;
+                } else {
+                    scope.argmax_into(&inside(&x), &mut chosen)?;
+                }
+                Ok(scope.download::<u32>(&chosen)?.into_iter().map(|id| id as f32).collect())
             }
             Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).run(scope),
         }
@@ -533,11 +538,13 @@ impl Pass {
                     held + added.map_or(0.0, |chosen| x.at(from[chosen] as usize, column))
                 })
             }
-            Pass::Argmax { rows, columns } => {
+            Pass::Argmax { rows, columns, has_ids } => {
                 let x = Wide::new(activation, rows, columns, &mut random);
+                let ids = random.shuffled(columns);
                 let largest =
-                    |row: Vec<f64>| (0..columns).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as f64;
-                (0..rows).map(|row| largest(x.row(row))).collect()
+                    |row: Vec<f64>| (0..columns).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("a column");
+                let chosen = |column: usize| if has_ids { f64::from(ids[column]) } else { column as f64 };
+                (0..rows).map(|row| chosen(largest(x.row(row)))).collect()
             }
             Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).expected(),
         }

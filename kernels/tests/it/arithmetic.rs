@@ -136,6 +136,17 @@ fn argmax_chooses_the_first_largest_element_and_never_nan() {
 }
 
 #[test]
+fn copied_rows_keep_the_gaps_of_both_tensors() {
+    let found: Vec<f32> = compute(1, |scope| {
+        let x = scope.upload([3, 3], &[0.0f32, 1.0, 2.0, 10.0, 11.0, 12.0, 20.0, 21.0, 22.0])?;
+        let mut out = scope.upload([3, 4], &[9.0f32; 12])?;
+        scope.copy_rows_into(&x.column_range(1..3), &mut out.column_range_mut(0..2))?;
+        scope.download(&out)
+    });
+    assert_eq!(found, [1.0, 2.0, 9.0, 9.0, 11.0, 12.0, 9.0, 9.0, 21.0, 22.0, 9.0, 9.0]);
+}
+
+#[test]
 fn a_pass_embeds_tokens_that_only_the_device_knows() {
     let found: (Vec<u32>, Vec<f32>) = compute(1, |scope| {
         let table = scope.upload([3, 2], &[0.0f32, 1.0, 10.0, 11.0, 20.0, 21.0])?;

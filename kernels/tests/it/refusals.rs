@@ -234,6 +234,10 @@ fn mismatched_shapes_and_types_are_refused_with_an_explanation() {
         text(|scope| scope.argmax(&scope.empty([2, 0])?).map(drop)),
         text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.upload([12], &indices)?)),
         text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.empty([2])?)),
+        text(|scope| {
+            scope.argmax_ids_into(&scope.empty([2, 3])?, &scope.upload([2], &indices[..2])?, &mut scope.empty_u32([2])?)
+        }),
+        text(|scope| scope.copy_rows_into(&scope.empty([2, 3])?, &mut scope.empty([3, 3])?)),
         text(|scope| sample(scope, &scope.upload([12], &indices)?, [30, 1, 42])),
         text(|scope| sample(scope, &scope.empty([1, 8])?, [30, 1, 42])),
         text(|scope| sample(scope, &scope.empty([1, 7])?, [29, 1, 42])),
@@ -296,6 +300,8 @@ add_rows: from holds f32; expected u32 indices
 argmax: x is [2, 0]; expected at least one column
 argmax: out is [12]; expected [2]
 argmax: out holds f32; expected u32 indices
+argmax: ids is [2]; expected [3]
+copy_rows: out is [3, 3]; expected [2, 3]
 sample: logits holds u32; expected f32
 sample: logits is [1, 8]; expected [1, 7]
 sample: asked is [29]; expected words for each row of logits

@@ -34,6 +34,9 @@ pub enum ConfigError {
     /// The draft head is to be loaded, but the model has none.
     #[error("config.json has no mtp_num_hidden_layers, so the model has no draft head")]
     NoDraftHead,
+    /// The settings of a draft model are not supported, or do not fit the model.
+    #[error("of the draft model: {0}")]
+    DraftModel(Box<ConfigError>),
     /// Two fields contradict each other.
     #[error("config.json: {0}")]
     Contradiction(String),

@@ -1,14 +1,15 @@
 //! A decoder, as in Llama, Qwen2, Qwen3 and Qwen3.5: embeddings in, logits out.
 
+use bursar_budgets::Bytes;
 use bursar_kernels::{
     Activations, Backend, DType, KernelError, KvShape, Scope, StateDtype, StateShape, Tensor, Weight,
     ops::{rms_norm::RmsNorm, rotary::Rope},
 };
 
 use super::{
-    decoder_config::DecoderConfig,
+    decoder_config::{DecoderConfig, DraftHeadConfig},
     decoder_share::DecoderShare,
-    draft_head::{self, DraftHead, DraftRows},
+    draft_head::{self, DraftColumns, DraftHead, DraftLogits, DraftRows, LayerInputs},
     layer::{Layer, LayerPass, Stream},
     layer_cache::LayerCache,
     mixture::MixtureConfig,
@@ -16,20 +17,23 @@ use super::{
     vision::EmbeddingLayout,
 };
 use crate::{
+    checkpoint::DRAFT_MODEL,
     flow::{CacheGroups, LogitsOf, SCORE_ROWS, StepBatch, StepFormat, StepLayout},
     weights::{WeightError, WeightMap},
 };
 
 impl DecoderConfig {
     /// Claims the counters of expert choices. Returns the whole tensor, and one row of it for each
-    /// layer that has experts. If a draft head is loaded, its layer is the last.
+    /// layer that has experts. The layer of Qwen3.5's draft head is the last, if it is loaded.
     fn loads(
         &self,
         map: &mut WeightMap<'_>,
     ) -> (Option<Tensor<'static>>, impl Iterator<Item = Tensor<'static>> + use<>) {
-        let layers = |mixture: &MixtureConfig| {
-            (0..self.layers + self.draft_layers()).filter(|layer| mixture.is_in(*layer)).count()
+        let of_head = match self.draft_head {
+            Some(DraftHeadConfig::Mtp { layers, .. }) => layers,
+            Some(DraftHeadConfig::Eagle3(_)) | None => 0,
         };
+        let layers = |mixture: &MixtureConfig| (0..self.layers + of_head).filter(|layer| mixture.is_in(*layer)).count();
         let claimed = self.mixture.as_ref().map(|mixture| map.counters(layers(mixture), mixture.experts));
         let (all, of_layers) = claimed.unzip();
         (all, of_layers.into_iter().flatten())
@@ -49,8 +53,10 @@ pub struct Decoder {
     projection: Option<Weight<'static>>, // [padded own tokens, hidden]; `None` if tied
     rope: Rope<'static>,
     draft_head: Option<DraftHead>,
-    /// A copy of the output projection in 4-bit integers, which only the draft head uses.
+    /// A copy of the output projection in 4-bit integers, which only a draft head of the model's own
+    /// checkpoint uses.
     draft_projection: Option<Weight<'static>>, // [padded own tokens, hidden]
+    draft_bytes: Bytes, // of the draft head's weights
 }
 
 /// Results of earlier passes that a step reads. The step also writes its keys, values and states to
@@ -109,19 +115,20 @@ impl Decoder {
         };
         let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.rotary_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };
-        let draft_head = if config.draft_head.is_some() {
-            Some(DraftHead::claim(&config, &share, map, &mut of_layers)?)
+        let bytes_before = map.used();
+        let draft_head = DraftHead::claim(&config, &share, map, &mut of_layers)?;
+        let projection_name = if config.tied_embeddings { &embedding_name } else { head };
+        let draft_projection = if let Some(DraftHead::Mtp(_)) = &draft_head {
+            map.draft_projection(projection_name, tokens, rows, config.hidden)?
         } else {
             if config.gated_delta.is_some() {
                 map.leave_unread(draft_head::MODULE);
             }
             None
         };
-        let projection_name = if config.tied_embeddings { &embedding_name } else { head };
-        let draft_projection = match &draft_head {
-            Some(_) => map.draft_projection(projection_name, tokens, rows, config.hidden)?,
-            None => None,
-        };
+        if !matches!(draft_head, Some(DraftHead::Eagle3(_))) {
+            map.leave_unread(DRAFT_MODEL);
+        }
         let (groups, format) = (config.cache_groups(), config.step_format());
         Ok(Decoder {
             config,
@@ -136,6 +143,7 @@ impl Decoder {
             rope,
             draft_head,
             draft_projection,
+            draft_bytes: map.used().saturating_sub(bytes_before),
         })
     }
 
@@ -168,6 +176,11 @@ impl Decoder {
         Some(StateShape { state_dtype, ..delta.state_shape(heads, layers, activation) })
     }
 
+    /// Bytes of the draft head's weights; 0 without a draft head.
+    pub fn draft_bytes(&self) -> Bytes {
+        self.draft_bytes
+    }
+
     /// Number of times that each expert was chosen since the weights were loaded,
     /// `[layers with experts, experts]` u32. The counters wrap around on overflow. `None` for a
     /// decoder without experts. Padding rows of a captured step are not counted.
@@ -181,8 +194,8 @@ impl Decoder {
     /// the scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time: the logits
     /// of a whole prompt would take gigabytes.
     ///
-    /// If `hidden` `[tokens, hidden]` is given, it receives all rows after the final norm, because
-    /// a draft head reads them. The last layer then runs on all rows.
+    /// If `hidden` `[tokens, draft width]` is given, it receives the rows that the draft head reads.
+    /// Qwen3.5's head reads all rows after the final norm, so the last layer then runs on all rows.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -226,7 +239,7 @@ impl Decoder {
         layout: &StepLayout,
         caches: &StepCaches<'_>,
         of: LogitsOf,
-        hidden: Option<&mut Tensor<'_>>, // [tokens, hidden]
+        hidden: Option<&mut Tensor<'_>>, // [tokens, draft width]
     ) -> Result<Tensor<'s>, KernelError> {
         let logits = self.empty_logits(scope, layout.logit_rows, of)?;
         let inner = scope.scope();
@@ -237,9 +250,8 @@ impl Decoder {
 
     /// Runs the draft head after a step over `batch`. `batch` must have the
     /// [inputs](StepBatch::pack_with_drafts) of a draft head. Returns, for each logit row of the
-    /// step, the logits of the token after the chosen token. The shape is that of
-    /// [`step`](Self::step). `caches.previous` has the tokens that the step chose, and
-    /// `caches.layers` has the caches of all layers.
+    /// step, the logits of the token after the chosen token. `caches.previous` has the tokens that
+    /// the step chose, and `caches.layers` has the caches of all layers.
     ///
     /// For a further draft, `batch` has one row per sequence, at the position and cache slot of the
     /// token that the previous draft pass took as input, and `caches.previous` has the drafted
@@ -248,15 +260,19 @@ impl Decoder {
     /// # Panics
     /// If the decoder has no draft head, or the batch has no inputs for it.
     pub fn draft<'s, B: Backend>(
-        &self,
+        &'s self,
         scope: &'s Scope<'_, B>,
         batch: &StepBatch,
         caches: &StepCaches<'_>,
         of: LogitsOf,
         rows: DraftRows<'_, '_>,
-    ) -> Result<Tensor<'s>, KernelError> {
-        let logits = self.empty_logits(scope, batch.logit_rows.len(), of)?;
-        let batch = batch.draft_pass();
+    ) -> Result<DraftLogits<'s>, KernelError> {
+        let logits = self.empty_draft_logits(scope, batch.logit_rows.len(), of)?;
+        let mut batch = batch.draft_pass();
+        if let DraftHead::Eagle3(_) = self.draft_head() {
+            // The head reads no pictures, see `draft_into`.
+            (batch.picture_rows, batch.picture_cache_rows) = (Vec::new(), Vec::new());
+        }
         let inner = scope.scope();
         let (layout, mut words) = (StepLayout::of(&batch, self.config.draft_format()), Vec::new());
         layout.pack(&batch, &mut words);
@@ -270,31 +286,65 @@ impl Decoder {
     /// Like [`draft`](Self::draft), but uploads nothing. `step_arrays` `[words]` u32 and `layout`
     /// are the arrays and the layout of the step, including the inputs of the draft head.
     pub fn draft_over<'s, B: Backend>(
-        &self,
+        &'s self,
         scope: &'s Scope<'_, B>,
         step_arrays: &Tensor<'_>,
         layout: &StepLayout,
         caches: &StepCaches<'_>,
         of: LogitsOf,
         rows: DraftRows<'_, '_>,
-    ) -> Result<Tensor<'s>, KernelError> {
-        let logits = self.empty_logits(scope, layout.logit_rows, of)?;
+    ) -> Result<DraftLogits<'s>, KernelError> {
+        let logits = self.empty_draft_logits(scope, layout.logit_rows, of)?;
         self.draft_into(&scope.scope(), &StepInputs::of_drafts(step_arrays, layout), caches, of, rows, logits)
+    }
+
+    /// # Panics
+    /// If the decoder has no draft head.
+    fn draft_head(&self) -> &DraftHead {
+        self.draft_head.as_ref().expect("the model was loaded with its draft head")
+    }
+
+    /// Allocates the logits of `rows` drafts, including padding columns.
+    fn empty_draft_logits<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        rows: usize,
+        of: LogitsOf,
+    ) -> Result<Tensor<'s>, KernelError> {
+        match self.draft_head() {
+            DraftHead::Mtp(_) => self.empty_logits(scope, rows, of),
+            DraftHead::Eagle3(head) => head.empty_logits(scope, rows),
+        }
     }
 
     /// Runs the draft head and writes the logits of the logit rows to `logits`.
     fn draft_into<'s, B: Backend>(
-        &self,
+        &'s self,
         scope: &Scope<'_, B>,
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
         of: LogitsOf,
         rows: DraftRows<'_, '_>,
-        logits: Tensor<'s>, // [logit_rows, padded tokens]
-    ) -> Result<Tensor<'s>, KernelError> {
-        let head = self.draft_head.as_ref().expect("the model was loaded with its draft head");
+        logits: Tensor<'s>, // [logit_rows, padded columns]
+    ) -> Result<DraftLogits<'s>, KernelError> {
         let cache = caches.layers.get(self.config.layers).expect("the draft head has a cache");
-        let DraftRows { hidden, normed } = rows;
+        let DraftRows { hidden, output } = rows;
+        let head = match self.draft_head() {
+            DraftHead::Mtp(head) => head,
+            DraftHead::Eagle3(head) => {
+                {
+                    let scope = scope.scope();
+                    // The head is trained with the embeddings of placeholder tokens, not with
+                    // those of pictures.
+                    let table = head.embedding().unwrap_or(&self.embedding);
+                    let embedded = self.embed_tokens(&scope, table, inputs, caches)?;
+                    let rows = DraftRows { hidden, output: &mut *output };
+                    head.forward(&scope, inputs, cache, &embedded, rows)?;
+                }
+                let output = output.row_range(0..logits.rows());
+                return head.project(scope, &output, logits);
+            }
+        };
         {
             let scope = scope.scope();
             let mut input = scope.empty([inputs.tokens.rows(), self.config.hidden])?;
@@ -304,17 +354,20 @@ impl Decoder {
                 head.combine(&scope, &self.config, &embedded, hidden, &mut input)?;
             }
             let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
-            head.forward(&scope, &pass, cache, input, normed)?;
+            head.forward(&scope, &pass, cache, input, output)?;
         }
         // For many rows, the unrounded weight is faster.
         let is_few = logits.rows() <= scope.target().int4_logit_rows_max();
         let weight = self.draft_projection.as_ref().filter(|_| is_few).unwrap_or(self.head());
-        self.project(weight, scope, &normed.row_range(0..logits.rows()), None, of, logits)
+        let logits = self.project(weight, scope, &output.row_range(0..logits.rows()), None, of, logits)?;
+        let vocabulary = self.config.vocabulary;
+        let columns = if self.has_own(scope, of) { DraftColumns::OfRanks(vocabulary) } else { DraftColumns::Whole };
+        Ok(DraftLogits { logits, columns })
     }
 
     /// Runs all layers and returns the rows for which a token is sampled or scored,
     /// `[logit_rows + score_rows, hidden]`, and the final norm, if it has not been applied yet. If
-    /// `hidden` `[tokens, hidden]` is given, it receives all rows after the final norm.
+    /// `hidden` `[tokens, draft width]` is given, it receives the rows that the draft head reads.
     fn chosen<'s, B: Backend>(
         &'s self,
         scope: &'s Scope<'_, B>,
@@ -323,12 +376,18 @@ impl Decoder {
         hidden: Option<&'s mut Tensor<'_>>,
     ) -> Result<(Tensor<'s>, Option<RmsNorm<'s>>), KernelError> {
         let norm = self.config.norm(&self.norm);
-        let Some(hidden) = hidden else {
-            return Ok((self.run(scope, inputs, caches, inputs.chosen_rows.as_ref())?, Some(norm)));
+        let chosen = inputs.chosen_rows.as_ref();
+        let hidden = match (hidden, &self.draft_head) {
+            (None, _) => return Ok((self.run(scope, inputs, caches, chosen, None)?, Some(norm))),
+            (Some(hidden), Some(DraftHead::Eagle3(head))) => {
+                let read = LayerInputs::new(head, hidden);
+                return Ok((self.run(scope, inputs, caches, chosen, Some(read))?, Some(norm)));
+            }
+            (Some(hidden), _) => hidden,
         };
         {
             let scope = scope.scope();
-            let rows = self.run(&scope, inputs, caches, None)?;
+            let rows = self.run(&scope, inputs, caches, None, None)?;
             let mut normed = Activations::of_plain(hidden.row_range_mut(0..rows.rows()));
             scope.rms_norm_into(&rows, norm, &mut normed)?;
         }
@@ -339,7 +398,7 @@ impl Decoder {
     }
 
     /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if
-    /// `chosen_rows` is `None`. If at most half of the rows are chosen and no DeepStack part is
+    /// `chosen_rows` is `None`. The inputs of the layers go to `read`. If at most half of the rows are chosen and no DeepStack part is
     /// added after the last layer, the last layer runs its output projection and its MLP only on
     /// the chosen rows. If no row is chosen, the last layer only writes its cache. For a prompt and
     /// the shape of a 7B model, this saves one thirtieth of the work.
@@ -349,6 +408,7 @@ impl Decoder {
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
         chosen_rows: Option<&Tensor<'_>>,
+        mut read: Option<LayerInputs<'_, '_>>,
     ) -> Result<Tensor<'s>, KernelError> {
         let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
         // The chosen rows are allocated before the layers run, and the last layer runs on only the
@@ -369,10 +429,17 @@ impl Decoder {
         // by such a part must run on all rows.
         let whole = layers.len().saturating_sub(usize::from(ends_early && layers.len() > self.parts(caches)));
         for (index, (layer, cache)) in layers.by_ref().take(whole).enumerate() {
+            if let Some(read) = &mut read {
+                read.read(scope, index, &stream.hidden)?;
+            }
             let is_followed = index + 1 < caches.layers.len() && !self.has_picture_part(index, inputs, caches);
             let next = self.layers.get(index + 1).filter(|_| is_followed);
             layer.forward(scope, &pass, cache, &mut stream, next)?;
             self.add_picture_part(scope, index, inputs, caches, &mut stream.hidden)?;
+        }
+        if let Some(mut read) = read {
+            read.read(scope, whole, &stream.hidden)?;
+            read.finish(scope, &stream.hidden)?;
         }
         let Some((rows, mut chosen)) = chosen else { return Ok(stream.hidden) };
         match layers.next() {
@@ -444,16 +511,7 @@ impl Decoder {
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let (table, own) = (&self.embedding, self.share.vocabulary);
-        let mut hidden = if self.share.rank.is_alone() {
-            scope.embed_share(table, own, &inputs.tokens, caches.previous)?
-        } else {
-            let mut hidden = scope.empty([inputs.tokens.rows(), self.config.hidden])?;
-            let inner = scope.scope();
-            let own = inner.embed_share(table, own, &inputs.tokens, caches.previous)?;
-            inner.all_reduce_into(&own, &mut hidden)?;
-            hidden
-        };
+        let mut hidden = self.embed_tokens(scope, &self.embedding, inputs, caches)?;
         if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
             let embeddings = pictures.column_range(EmbeddingLayout::plain(self.config.hidden).embedding());
@@ -461,6 +519,25 @@ impl Decoder {
             merge.scatter_rows(&rows, &inputs.picture_rows, &mut hidden)?;
         }
         Ok(hidden)
+    }
+
+    /// Embeds the tokens with `table` `[own tokens, width]`. Returns `[tokens, width]`.
+    fn embed_tokens<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        table: &Weight<'static>,
+        inputs: &StepInputs<'_>,
+        caches: &StepCaches<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let own = self.share.vocabulary;
+        if self.share.rank.is_alone() {
+            return scope.embed_share(table, own, &inputs.tokens, caches.previous);
+        }
+        let mut embedded = scope.empty([inputs.tokens.rows(), table.columns()])?;
+        let inner = scope.scope();
+        let own = inner.embed_share(table, own, &inputs.tokens, caches.previous)?;
+        inner.all_reduce_into(&own, &mut embedded)?;
+        Ok(embedded)
     }
 
     /// Number of DeepStack parts after the embedding in a row of the vision cache; 0 in a

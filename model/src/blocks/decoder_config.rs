@@ -62,13 +62,34 @@ pub struct DecoderConfig {
     pub draft_head: Option<DraftHeadConfig>,
 }
 
-/// The settings of a draft head of Qwen3.5 and later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DraftHeadConfig {
-    /// Layers between the head's input projection and its norm.
-    pub layers: usize,
-    /// Whether the head has a separate embedding in place of the decoder's.
-    pub has_embedding: bool,
+/// The settings of a draft head.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DraftHeadConfig {
+    /// The head of Qwen3.5 and later, which is part of the model's checkpoint.
+    Mtp {
+        /// Layers between the head's input projection and its norm.
+        layers: usize,
+        /// Whether the head has a separate embedding in place of the decoder's.
+        has_embedding: bool,
+    },
+    /// An EAGLE-3 head, which has a checkpoint of its own.
+    Eagle3(Box<Eagle3Config>),
+}
+
+/// The settings of an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Eagle3Config {
+    /// The sizes of the head's layer, which is a Llama layer with twice as many input columns.
+    /// `hidden` is the width of the head's rows.
+    pub layer: DecoderConfig,
+    /// Rows of the head's output projection. If there are fewer than the decoder has tokens, the
+    /// head's checkpoint has a table of the tokens that they stand for.
+    pub vocabulary: usize,
+    /// The decoder layers whose input rows the head reads, in ascending order.
+    pub layers_read: Vec<usize>,
+    /// Whether the residual connection of attention adds the normalized rows in place of the rows
+    /// before the norm.
+    pub adds_normed: bool,
 }
 
 /// The projections of a layer that have biases.
@@ -211,7 +232,7 @@ impl DecoderConfig {
             context_tokens,
             tied_embeddings: fields.tie_word_embeddings.unwrap_or(false),
             draft_head: fields.mtp_num_hidden_layers.filter(|layers| is_hybrid && *layers > 0).map(|layers| {
-                DraftHeadConfig { layers, has_embedding: fields.mtp_use_dedicated_embeddings == Some(true) }
+                DraftHeadConfig::Mtp { layers, has_embedding: fields.mtp_use_dedicated_embeddings == Some(true) }
             }),
         })
     }
@@ -242,7 +263,7 @@ impl DecoderConfig {
     /// Number of tokens that a query attends to in a layer, including its own token. `None` if it
     /// attends to the whole context.
     pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding.as_ref().filter(|sliding| sliding.is_in[layer]).map(|sliding| sliding.tokens)
+        self.sliding.as_ref().filter(|sliding| sliding.has(layer)).map(|sliding| sliding.tokens)
     }
 
     /// Removes the window if it is not shorter than the longest sequence, `tokens`, because it
@@ -251,32 +272,21 @@ impl DecoderConfig {
         self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
     }
 
-    /// Keeps the draft head only if `is_loaded`.
-    ///
-    /// # Errors
-    /// [`ConfigError::NoDraftHead`] if the model has no draft head, and
-    /// [`ConfigError::Unsupported`] if the head has more than one layer or a separate embedding.
-    pub(crate) fn select_draft_head(&mut self, is_loaded: bool) -> Result<(), ConfigError> {
-        if !is_loaded {
-            self.draft_head = None;
-            return Ok(());
-        }
-        let unsupported = |field: &str, value: String, supported| {
-            Err(ConfigError::Unsupported { field: field.to_owned(), value, supported })
-        };
-        match self.draft_head {
-            None => Err(ConfigError::NoDraftHead),
-            Some(DraftHeadConfig { layers: 1, has_embedding: false }) => Ok(()),
-            Some(DraftHeadConfig { layers: 1, .. }) => {
-                unsupported("mtp_use_dedicated_embeddings", true.to_string(), "false")
-            }
-            Some(DraftHeadConfig { layers, .. }) => unsupported("mtp_num_hidden_layers", layers.to_string(), "1"),
+    /// Number of layers of the draft head; 0 if it is not loaded.
+    pub fn draft_layers(&self) -> usize {
+        match &self.draft_head {
+            None => 0,
+            Some(DraftHeadConfig::Mtp { layers, .. }) => *layers,
+            Some(DraftHeadConfig::Eagle3(_)) => 1,
         }
     }
 
-    /// Number of layers of the draft head; 0 if it is not loaded.
-    pub fn draft_layers(&self) -> usize {
-        self.draft_head.map_or(0, |head| head.layers)
+    /// Number of elements of a row that the draft head passes to its next draft.
+    pub fn draft_width(&self) -> usize {
+        match &self.draft_head {
+            Some(DraftHeadConfig::Eagle3(head)) => head.layer.hidden,
+            Some(DraftHeadConfig::Mtp { .. }) | None => self.hidden,
+        }
     }
 
     /// The arrays that a pass of the draft head reads.

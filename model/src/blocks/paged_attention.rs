@@ -42,10 +42,21 @@ impl PagedAttention {
         share: &DecoderShare,
         index: usize,
     ) -> Result<Self, WeightError> {
-        let part = |part: &str| format!("{name}.{part}");
-        let (hidden, head_dim) = (config.hidden, config.head_dim);
+        let qkv = PagedAttention::claim_qkv(map, name, config, share, config.hidden.into())?;
+        PagedAttention::claim_rest(map, name, config, share, index, qkv)
+    }
+
+    /// Claims the columns `inputs` of [`qkv`](Self::qkv), for the heads of this rank.
+    pub fn claim_qkv(
+        map: &mut WeightMap<'_>,
+        name: &str,
+        config: &DecoderConfig,
+        share: &DecoderShare,
+        inputs: RankShard,
+    ) -> Result<Linear, WeightError> {
+        let head_dim = config.head_dim;
         let (query_rows, kv_rows) = (share.heads.times(head_dim), share.kv_heads.times(head_dim));
-        let [query, key, value] = ["q_proj", "k_proj", "v_proj"].map(part);
+        let [query, key, value] = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{name}.{part}"));
         // With gates, `q_proj` has the rows of each head's query, followed by the rows of its gate.
         let of_head = |head: usize, half: usize| RankShard {
             first: (2 * head + half) * head_dim,
@@ -60,7 +71,21 @@ impl PagedAttention {
         } else {
             std::iter::once(named(query_rows)).chain(keys_values).collect()
         };
-        let qkv = map.fused_linear(&rows, hidden, config.biases.qkv)?;
+        map.fused_linear(&rows, inputs, config.biases.qkv)
+    }
+
+    /// Claims all weights except those of the claimed projection `qkv`.
+    pub fn claim_rest(
+        map: &mut WeightMap<'_>,
+        name: &str,
+        config: &DecoderConfig,
+        share: &DecoderShare,
+        index: usize,
+        qkv: Linear,
+    ) -> Result<Self, WeightError> {
+        let part = |part: &str| format!("{name}.{part}");
+        let (hidden, head_dim) = (config.hidden, config.head_dim);
+        let query_rows = share.heads.times(head_dim);
         // YaRN multiplies the rotated elements of queries and keys by a factor. If RoPE rotates all
         // elements, the scores are multiplied by the square of the factor instead. Otherwise, the
         // weights of the norms before the rotation include the factor.
@@ -109,12 +134,25 @@ impl PagedAttention {
         cache: &LayerCache,
     ) -> Result<Tensor<'s>, KernelError> {
         let mut projected = self.qkv.forward(scope, normed)?;
+        self.write(scope, &mut projected, (rope, &step.positions), step, cache)?;
+        Ok(projected)
+    }
+
+    /// Rotates the queries and keys in `projected` `[tokens, rows of qkv]` by `positions`
+    /// `[axes, tokens]`, and writes keys and values to `cache`.
+    pub fn write<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        projected: &mut Tensor<'_>,
+        (rope, positions): (&Rope<'_>, &Tensor<'_>),
+        step: &StepInputs<'_>,
+        cache: &LayerCache,
+    ) -> Result<(), KernelError> {
         let (layer, group) = cache.kv();
         let (shape, slots) = (layer.shape(), &step.groups[group].slots);
         let mut qkv = projected.column_range_mut(0..(self.heads + 2 * shape.kv_heads) * shape.head_dim);
         let cache = layer.scaled(self.cache_scales.as_ref());
-        scope.rotary_kv_write(&mut qkv, self.heads, self.norms.as_ref(), &step.positions, rope, slots, cache)?;
-        Ok(projected)
+        scope.rotary_kv_write(&mut qkv, self.heads, self.norms.as_ref(), positions, rope, slots, cache)
     }
 
     /// Writes keys and values of `normed` `[tokens, hidden]` to `cache`, then computes attention
@@ -128,6 +166,18 @@ impl PagedAttention {
         cache: &LayerCache,
     ) -> Result<Mixed<'s>, KernelError> {
         let projected = self.project(scope, normed, rope, step, cache)?;
+        self.attend(scope, projected, step, cache)
+    }
+
+    /// Computes attention over `cache` for the queries in `projected`, which
+    /// [`project`](Self::project) returned. The result is that of [`mix`](Self::mix).
+    pub fn attend<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        projected: Tensor<'s>,
+        step: &StepInputs<'_>,
+        cache: &LayerCache,
+    ) -> Result<Mixed<'s>, KernelError> {
         let (layer, group) = cache.kv();
         let width = self.heads * layer.shape().head_dim;
         let scaled = layer.scaled(self.cache_scales.as_ref());

@@ -93,6 +93,12 @@ impl SlidingWindow {
         }
         Ok((tokens < context_tokens && is_in.contains(&true)).then_some(SlidingWindow { tokens, is_in }))
     }
+
+    /// Whether a layer has the window. The layer of a draft head, which comes after the decoder's
+    /// layers, has the window if all of the decoder's layers have it.
+    pub fn has(&self, layer: usize) -> bool {
+        self.is_in.get(layer).copied().unwrap_or_else(|| self.is_in.iter().all(|is_in| *is_in))
+    }
 }
 
 /// Refuses `layer_types` whose length is not the number of layers.

@@ -16,7 +16,7 @@ use self::cache::HubCache;
 use self::transfer::Remote;
 use super::error::CheckpointError;
 use super::fetch_watch::FetchWatch;
-use super::layout::{ADDED_TOKENS, INDEX, IndexFile, OPTIONAL, SINGLE, TEXT_BYTES_MAX, TOKENIZER, VOCABULARY};
+use super::layout::{ADDED_TOKENS, INDEX, IndexFile, OPTIONAL, PYTORCH, SINGLE, TEXT_BYTES_MAX, TOKENIZER, VOCABULARY};
 pub use error::HubError;
 pub use options::HubOptions;
 
@@ -29,6 +29,7 @@ pub struct HubModel {
     id: String,
     revision: String,
     options: HubOptions,
+    is_draft_model: bool,
 }
 
 impl HubModel {
@@ -38,7 +39,17 @@ impl HubModel {
             Some((id, revision)) => (id, Some(revision)),
             None => (id, options.revision.as_deref()),
         };
-        HubModel { id: id.to_owned(), revision: revision.unwrap_or(MAIN).to_owned(), options }
+        HubModel { id: id.to_owned(), revision: revision.unwrap_or(MAIN).to_owned(), options, is_draft_model: false }
+    }
+
+    /// The same model as a draft model, which has no tokenizer. Its weights may be in torch's format.
+    pub fn as_draft_model(self) -> Self {
+        HubModel { is_draft_model: true, ..self }
+    }
+
+    /// The same model, with other settings of the hub.
+    pub fn with_options(self, options: HubOptions) -> Self {
+        HubModel { options, ..self }
     }
 
     /// Whether `text` has the form of an id, with or without a revision. Command lines use this to
@@ -68,7 +79,10 @@ impl HubModel {
     pub fn fetch(&self, watch: &dyn FetchWatch) -> Result<PathBuf, CheckpointError> {
         let mut fetch = self.settings(watch)?;
         for file in fetch.weight_files()? {
-            fetch.require(&file, u64::MAX)?;
+            let is_replaceable = self.is_draft_model && file == SINGLE;
+            if !is_replaceable || fetch.bring(&file, u64::MAX)? == Outcome::Absent {
+                fetch.require(if is_replaceable { PYTORCH } else { &file }, u64::MAX)?;
+            }
         }
         Ok(fetch.folder())
     }
@@ -87,6 +101,10 @@ impl HubModel {
         let remote = Remote::new(&self.options, &self.id, cache.token(), watch)?;
         let mut fetch = Fetch { commit: cache.commit(), revision: &self.revision, cache, remote };
         fetch.require("config.json", TEXT_BYTES_MAX)?;
+        if self.is_draft_model {
+            fetch.bring(INDEX, TEXT_BYTES_MAX)?;
+            return Ok(fetch);
+        }
         fetch.bring_tokenizer()?;
         // If the hub cannot be reached but the cache has the weights, the model counts as complete,
         // because a fetch requests the optional files before the weights.

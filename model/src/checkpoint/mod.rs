@@ -35,6 +35,6 @@ pub use quantization::{
 };
 pub use random_tensor::RandomTensor;
 pub use stored::{BlockType, Stored, TensorType};
-pub use tensor_index::TensorIndex;
+pub use tensor_index::{DRAFT_MODEL, TensorIndex};
 pub use tensor_info::TensorInfo;
 pub(crate) use tensor_info::{Change, ElementOrder};

@@ -14,7 +14,7 @@ use super::fingerprint::CheckpointFingerprint;
 use super::quantization::{
     MODELOPT, QuantizationError, SETTINGS, StoredFormat, WeightFormats, WeightQuantization, stored_formats,
 };
-use super::tensor_index::TensorIndex;
+use super::tensor_index::{DRAFT_MODEL, TensorIndex};
 use super::tensor_info::TensorInfo;
 use super::text_files::TextFiles;
 use crate::flow::CacheFormat;
@@ -65,6 +65,7 @@ pub struct Checkpoint {
     cache: CacheFormat,
     state_dtype: StateDtype,
     loads_draft_head: bool,
+    draft_model: Option<Map<String, Value>>, // `config.json` of the draft model
     draft_projection: DraftProjection,
     context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
@@ -130,6 +131,7 @@ impl Checkpoint {
             cache: CacheFormat::Plain,
             state_dtype: StateDtype::F32,
             loads_draft_head: false,
+            draft_model: None,
             draft_projection: DraftProjection::default(),
             context_limit: usize::MAX,
             image_processor,
@@ -161,6 +163,31 @@ impl Checkpoint {
     /// The same checkpoint, with the storage type of recurrent states that the user asks for.
     pub fn with_state_dtype(self, state_dtype: StateDtype) -> Self {
         Checkpoint { state_dtype, ..self }
+    }
+
+    /// The same checkpoint, with a draft model that has a checkpoint of its own, such as an EAGLE-3
+    /// head. Its tensors are named `draft_model.*`. A copy of the model's own embedding is left out.
+    /// A [draft head](Self::with_draft_head) that is loaded is then the draft model's. For a random
+    /// checkpoint, the draft model needs no weights.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] if a file of the draft model is missing, damaged or hostile.
+    pub fn with_draft_model(mut self, source: &CheckpointSource) -> Result<Self, CheckpointError> {
+        let json = source.require("config.json")?;
+        let config = object("config.json", &json)?;
+        let tensors = match self.source {
+            CheckpointSource::Random(_) => None,
+            _ => Some(TensorIndex::open(source)?),
+        };
+        let with = |fingerprint: CheckpointFingerprint, shards| {
+            CheckpointFingerprint::new([("model", Some(&fingerprint.0[..])), (DRAFT_MODEL, Some(&*json))], shards)
+        };
+        self.fingerprint = with(self.fingerprint, tensors.as_ref().map_or(&[], TensorIndex::shards));
+        self.config_fingerprint = with(self.config_fingerprint, &[]);
+        if let Some(tensors) = tensors {
+            self.tensors = self.tensors.with_draft_model(tensors)?;
+        }
+        Ok(Checkpoint { draft_model: Some(config), ..self })
     }
 
     /// The same checkpoint, with its draft head if `is_loaded`. Otherwise, the head's tensors stay
@@ -199,6 +226,11 @@ impl Checkpoint {
     /// Whether the draft head is loaded with the model.
     pub fn loads_draft_head(&self) -> bool {
         self.loads_draft_head
+    }
+
+    /// `config.json` of the [draft model](Self::with_draft_model), if there is one.
+    pub fn draft_model(&self) -> Option<&Map<String, Value>> {
+        self.draft_model.as_ref()
     }
 
     /// The output projection of the draft head.

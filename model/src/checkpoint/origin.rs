@@ -8,7 +8,7 @@ use super::error::CheckpointError;
 use super::fetch_watch::FetchWatch;
 use super::gguf::{GgufArchitecture, GgufFile};
 #[cfg(feature = "hub")]
-use super::hub::HubModel;
+use super::hub::{HubModel, HubOptions};
 
 /// A local checkpoint, or a checkpoint that must be fetched first.
 #[derive(Clone, Debug)]
@@ -25,6 +25,25 @@ pub enum CheckpointOrigin {
 }
 
 impl CheckpointOrigin {
+    /// The checkpoint that a user names: a folder, or otherwise a model of the public hub, `org/name`
+    /// or `org/name@revision`. An existing folder wins over a model of the same name.
+    pub fn named(name: &str) -> Self {
+        #[cfg(feature = "hub")]
+        if !std::path::Path::new(name).exists() && HubModel::is_id(name) {
+            return CheckpointOrigin::Hub(HubModel::new(name, HubOptions::default()));
+        }
+        CheckpointOrigin::Local(CheckpointSource::Folder(name.into()))
+    }
+
+    /// The same origin for a draft model, which needs no tokenizer.
+    pub fn as_draft_model(self) -> Self {
+        match self {
+            #[cfg(feature = "hub")]
+            CheckpointOrigin::Hub(model) => CheckpointOrigin::Hub(model.as_draft_model()),
+            origin => origin,
+        }
+    }
+
     /// Whether files may have to be fetched over the network.
     pub fn is_remote(&self) -> bool {
         !matches!(self, CheckpointOrigin::Local(_) | CheckpointOrigin::Gguf(..))

@@ -15,6 +15,9 @@ use super::shard::{Content, RawTensor, Shard};
 use super::tensor_info::TensorInfo;
 use crate::nearest_names;
 
+/// The module under which a checkpoint has the tensors of its draft model.
+pub const DRAFT_MODEL: &str = "draft_model";
+
 /// Maximum number of similar names that an error about a missing tensor lists.
 const NEAREST_MAX: usize = 3;
 
@@ -37,6 +40,8 @@ enum TensorLocation {
     Shard(usize),
     /// A packed weight, which consists of several tensors.
     Packed(Box<PackedParts>),
+    /// A tensor of the draft model: the index of its shard, and its name there.
+    DraftModel(usize, String),
 }
 
 /// Settings for drawing the tensors of a random checkpoint.
@@ -150,13 +155,61 @@ impl TensorIndex {
         Ok(self)
     }
 
+    /// The same index, with the tensors of a draft model as `draft_model.*`. A random checkpoint
+    /// draws these tensors, too. If the draft model has a copy of this model's embedding, the copy is
+    /// left out.
+    ///
+    /// # Errors
+    /// The storage of an embedding is not supported.
+    pub(super) fn with_draft_model(mut self, draft: TensorIndex) -> Result<Self, CheckpointError> {
+        const EMBEDDING: &str = "embed_tokens.weight";
+        if self.drawn.is_some() {
+            return Ok(self);
+        }
+        let mut has_copy = false;
+        if draft.contains(EMBEDDING) {
+            let copy = draft.tensor(EMBEDDING)?;
+            let is_embedding = |name: &&str| name.ends_with(&format!(".{EMBEDDING}"));
+            for name in self.names().filter(is_embedding) {
+                has_copy |= self.tensor(name)?.is_same(&copy);
+            }
+        }
+        let first = self.shards.len();
+        for (name, location) in draft.locations {
+            if let TensorLocation::Shard(shard) = location
+                && !(has_copy && name == EMBEDDING)
+            {
+                let to = TensorLocation::DraftModel(first + shard, name.clone());
+                self.locations.insert(format!("{DRAFT_MODEL}.{name}"), to);
+            }
+        }
+        self.shards.extend(draft.shards);
+        Ok(self)
+    }
+
     /// A tensor as it is in its file, of any type.
     fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
         let shard = match self.locations.get(name) {
             Some(TensorLocation::Shard(shard)) => shard,
+            Some(TensorLocation::DraftModel(shard, name)) => return self.shards[*shard].raw(name),
             _ => self.parts.get(name)?,
         };
         self.shards[*shard].raw(name)
+    }
+
+    /// The elements of a tensor of i64 or i32.
+    ///
+    /// # Errors
+    /// [`CheckpointError::MissingTensor`] with the nearest names; [`CheckpointError::TensorType`] for
+    /// another type.
+    pub fn integers(&self, name: &str) -> Result<Vec<i64>, CheckpointError> {
+        let missing = || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
+        let raw = self.raw(name).ok_or_else(missing)?;
+        match raw.kind.as_str() {
+            "I64" => Ok(raw.bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()),
+            "I32" => Ok(raw.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into()).collect()),
+            _ => Err(CheckpointError::TensorType { tensor: name.to_owned(), found: raw.kind }),
+        }
     }
 
     fn of_one(shard: Shard) -> Self {
@@ -214,6 +267,7 @@ impl TensorIndex {
         let missing = || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
         match self.locations.get(name).ok_or_else(missing)? {
             TensorLocation::Shard(shard) => self.shards[*shard].tensor(name).ok_or_else(missing)?,
+            TensorLocation::DraftModel(shard, name) => self.shards[*shard].tensor(name).ok_or_else(missing)?,
             TensorLocation::Packed(parts) => {
                 let matrix = parts.matrix(|name| self.raw(name).expect("the parts were found"));
                 Ok(TensorInfo::of_packed(matrix, &parts.shape))
@@ -256,7 +310,8 @@ impl TensorIndex {
         self.locations.keys().map(String::as_str)
     }
 
-    /// The files, sorted by name. For GGUF, the model's file and then the encoder's file.
+    /// The files, sorted by name. For GGUF, the model's file and then the encoder's file. The files of
+    /// a draft model are last.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }

@@ -121,6 +121,8 @@ pub enum WeightSource {
     SkewedRouter(String, u64, RoutingSkew),
     /// Numbers from the host: rotary frequencies, or the scales of cached keys and values.
     Constant(Vec<f32>),
+    /// Token ids from the host.
+    Ids(Vec<u32>),
     /// Zeros in every element: padding rows, or counters that start at 0.
     Zeros,
     /// The checkpoint's scales of quantized numbers with this name.
@@ -156,7 +158,11 @@ impl WeightSource {
             | WeightSource::Random(name, _)
             | WeightSource::SkewedRouter(name, ..)
             | WeightSource::WeightScales(name, _) => Some(name),
-            WeightSource::Constant(_) | WeightSource::Zeros | WeightSource::Same(_) | WeightSource::Made => None,
+            WeightSource::Constant(_)
+            | WeightSource::Ids(_)
+            | WeightSource::Zeros
+            | WeightSource::Same(_)
+            | WeightSource::Made => None,
         }
     }
 }

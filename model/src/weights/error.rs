@@ -53,6 +53,9 @@ pub enum WeightError {
     /// The output projection cannot be rounded for the draft head, although the user asks for it.
     #[error("the draft head cannot have an output projection in 4-bit integers on {target}: {reason}")]
     DraftProjection { reason: &'static str, target: &'static str },
+    /// A draft model's reduced vocabulary has a token that the model does not have.
+    #[error("{name} adds {difference} to the index {index}; expected a token id from 0 to {}", .vocabulary - 1)]
+    DraftId { name: String, index: usize, difference: i64, vocabulary: usize },
     /// A tensor's type contradicts the checkpoint's `quantization_config`.
     #[error("tensor {name} holds {found}, but {expected}")]
     Format {
@@ -187,7 +190,7 @@ impl Hint for WeightError {
                  probabilities from the file: the weights do not need them"
                     .to_owned()
             }
-            WeightError::Scale { .. } | WeightError::Group { .. } => {
+            WeightError::Scale { .. } | WeightError::Group { .. } | WeightError::DraftId { .. } => {
                 "download the file again; it is damaged or was quantized wrongly".to_owned()
             }
             WeightError::Extra { .. } => {

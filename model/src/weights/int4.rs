@@ -170,7 +170,7 @@ impl WeightMap<'_> {
         in_features: RankShard,
         place: WeightLayout,
     ) -> Result<Option<Claimed>, WeightError> {
-        if place.is_always_plain || place.is_widened || place.kept.is_some() {
+        if place.is_always_plain || place.is_widened || place.kept.is_some() || self.formats.is_in_draft_model() {
             return Ok(None);
         }
         let (columns, rows) = (in_features.count + place.columns, parts.iter().map(|(_, rows)| rows.count).sum());

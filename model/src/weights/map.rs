@@ -91,6 +91,11 @@ impl<'c> WeightMap<'c> {
         self.formats.set_in_decoder(is_in_decoder);
     }
 
+    /// Sets whether the following claims belong to a draft model, whose weights are never quantized.
+    pub fn set_in_draft_model(&mut self, is_in_draft_model: bool) {
+        self.formats.set_in_draft_model(is_in_draft_model);
+    }
+
     /// Declares that the model's vision tower is supported only without quantization. If the file
     /// is not available, the tower is assumed to be unquantized.
     pub fn expect_plain_tower(&mut self) {
@@ -186,6 +191,48 @@ impl<'c> WeightMap<'c> {
         let (row, source) = ((numbers.len(), 0), WeightSource::Constant(numbers.to_vec()));
         let to = self.segment.place(WeightCopy::of(source, DType::F32, row, DType::F32.bytes(numbers.len())));
         self.segment.tensor(to, [numbers.len()], DType::F32)
+    }
+
+    /// Claims the token ids of a draft model's reduced vocabulary of `count` tokens, `[count]` u32.
+    /// The tensor `name` `[count]` has the difference between each id and its index. `None` if the
+    /// vocabulary is not reduced and has no such tensor. A random checkpoint has the first `count`
+    /// of all `vocabulary` tokens.
+    ///
+    /// # Errors
+    /// The tensor is missing or has the wrong shape or type, or [`WeightError::DraftId`].
+    pub fn draft_ids(
+        &mut self,
+        name: &str,
+        count: usize,
+        vocabulary: usize,
+    ) -> Result<Option<Tensor<'static>>, WeightError> {
+        let is_random = self.checkpoint.tensors.random(name, 1).is_some();
+        if count == vocabulary && !self.has(name) {
+            return Ok(None);
+        }
+        let differences = if is_random { vec![0; count] } else { self.checkpoint.tensors.integers(name)? };
+        if differences.len() != count {
+            let (name, expected, found) = (name.to_owned(), vec![count], vec![differences.len()]);
+            return Err(WeightError::Shape { name, expected, found });
+        }
+        let id = |(index, difference): (usize, i64)| {
+            let id = i64::try_from(index).ok()?.checked_add(difference)?;
+            u32::try_from(id).ok().filter(|id| (*id as usize) < vocabulary)
+        };
+        let ids = differences.iter().copied().enumerate().map(|each| {
+            id(each).ok_or_else(|| WeightError::DraftId {
+                name: name.to_owned(),
+                index: each.0,
+                difference: each.1,
+                vocabulary,
+            })
+        });
+        let ids = ids.collect::<Result<Vec<_>, _>>()?;
+        self.names.mark_read(name.to_owned());
+        self.segment.align();
+        let source = WeightSource::Ids(ids);
+        let to = self.segment.place(WeightCopy::of(source, DType::U32, (count, 0), DType::U32.bytes(count)));
+        Ok(Some(self.segment.tensor(to, [count], DType::U32)))
     }
 
     /// Claims `rows` adjacent lists of `columns` counters, which are u32 and start at 0. Returns

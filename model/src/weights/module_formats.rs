@@ -19,12 +19,13 @@ pub(super) struct ModuleFormats<'c> {
     checkpoint: &'c Checkpoint,
     formats: WeightFormats,
     is_in_decoder: bool,
+    is_in_draft_model: bool,
     is_tower_plain: bool,
 }
 
 impl<'c> ModuleFormats<'c> {
     pub fn new(checkpoint: &'c Checkpoint, formats: WeightFormats) -> Self {
-        ModuleFormats { checkpoint, formats, is_in_decoder: false, is_tower_plain: false }
+        ModuleFormats { checkpoint, formats, is_in_decoder: false, is_in_draft_model: false, is_tower_plain: false }
     }
 
     /// The formats of all modules.
@@ -38,9 +39,19 @@ impl<'c> ModuleFormats<'c> {
         self.is_in_decoder = is_in_decoder;
     }
 
+    /// Whether the current modules belong to a draft model.
+    pub fn is_in_draft_model(&self) -> bool {
+        self.is_in_draft_model
+    }
+
     /// Whether the current modules belong to the decoder.
     pub fn is_in_decoder(&self) -> bool {
         self.is_in_decoder
+    }
+
+    /// Sets whether the following modules belong to a draft model, which is never quantized.
+    pub fn set_in_draft_model(&mut self, is_in_draft_model: bool) {
+        self.is_in_draft_model = is_in_draft_model;
     }
 
     /// Assumes that the vision tower is unquantized if the file is not available.
@@ -55,6 +66,7 @@ impl<'c> ModuleFormats<'c> {
     /// [`WeightError::PartlyQuantized`].
     pub fn of<'n>(&self, modules: impl IntoIterator<Item = &'n str>) -> Result<Option<Quantized>, WeightError> {
         let found = match &self.formats {
+            _ if self.is_in_draft_model => None,
             WeightFormats::Unquantized | WeightFormats::Packed(_) => None,
             WeightFormats::Requested(scheme) => {
                 self.is_in_decoder.then_some(Quantized { scheme: *scheme, stored: None })

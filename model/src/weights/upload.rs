@@ -129,6 +129,7 @@ fn upload_copy<B: Backend>(
         }
         WeightSource::SkewedRouter(_, seed, skew) => return draw_router(backend, copy, *seed, *skew),
         WeightSource::Constant(numbers) => numbers.iter().flat_map(|number| number.to_ne_bytes()).collect(),
+        WeightSource::Ids(ids) => ids.iter().flat_map(|id| id.to_ne_bytes()).collect(),
         WeightSource::Zeros => vec![0; copy.bytes.as_usize()],
         WeightSource::WeightScales(name, how) => {
             let found = part(checkpoint, name, copy)?;

@@ -14,6 +14,8 @@ pub struct Drafted {
     pub step: Vec<Vec<f32>>,
     /// The logits of each pass of the head, in order.
     pub drafts: Vec<Vec<Vec<f32>>>,
+    /// The tokens that each pass of the head drafts, one per row.
+    pub tokens: Vec<Vec<u32>>,
 }
 
 /// The batch of draft number `draft`, with one row for each chunk. Draft 0 uses the batch of the
@@ -33,10 +35,10 @@ impl<B: Backend> Bench<B> {
         let next: Vec<_> = chunks.iter().map(SequenceChunk::next).collect();
         let batch = StepBatch::pack_with_drafts(&parts, &next);
         let (layers, cache, rows) = (self.layers(), self.cache(), batch.logit_rows.len());
-        let (vocabulary, width) = (self.model.config().decoder().vocabulary, self.model.config().decoder().hidden);
-        let all = LogitsOf::AllRanks;
-        let split =
-            |logits: Vec<f32>| -> Vec<Vec<f32>> { logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect() };
+        let (width, all) = (self.model.config().decoder().draft_width(), LogitsOf::AllRanks);
+        let split = |logits: Vec<f32>| -> Vec<Vec<f32>> {
+            logits.chunks_exact((logits.len() / rows.max(1)).max(1)).map(<[f32]>::to_vec).collect()
+        };
         let greedy = |logits: &[Vec<f32>]| -> Vec<u32> { logits.iter().map(|row| greatest(row)).collect() };
         let drafted = self.pass(|scope| {
             let mut hidden = scope.empty([batch.token_count(), width])?;
@@ -47,19 +49,20 @@ impl<B: Backend> Bench<B> {
                 split(downloaded(&scope, &logits)?)
             };
             let mut chosen = scope.upload([rows], &greedy(&step))?;
-            let mut drafts = Vec::new();
+            let (mut drafts, mut tokens) = (Vec::new(), Vec::new());
             for draft in 0..count {
                 let batch = if draft == 0 { batch.clone() } else { further(chunks, draft) };
-                let mut normed = scope.empty([rows, width])?;
-                let passed = DraftRows { hidden: &hidden, normed: &mut normed };
+                let mut output = scope.empty([rows, width])?;
+                let passed = DraftRows { hidden: &hidden, output: &mut output };
                 let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &chosen };
                 let logits = self.model.draft(scope, &batch, &caches, all, passed)?;
-                let logits = split(downloaded(scope, &logits)?);
-                chosen = scope.upload([rows], &greedy(&logits))?;
-                hidden = normed;
-                drafts.push(logits);
+                let mut drafted = scope.empty_u32([rows])?;
+                logits.choose(scope, &mut drafted)?;
+                tokens.push(scope.download(&drafted)?);
+                drafts.push(split(downloaded(scope, &logits.logits)?));
+                (chosen, hidden) = (drafted, output);
             }
-            Ok(Drafted { step, drafts })
+            Ok(Drafted { step, drafts, tokens })
         });
         chunks.iter_mut().for_each(SequenceChunk::advance);
         let drafted = drafted.expect("the step and the drafts run");

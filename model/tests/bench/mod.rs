@@ -91,6 +91,20 @@ pub fn open(folder: &str) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Folder(repository(folder))).unwrap_or_else(|error| panic!("{folder}: {error}"))
 }
 
+/// The recorded EAGLE-3 heads, and the checkpoints whose tokens they draft.
+const EAGLE3: [(&str, &str); 2] =
+    [("tests/golden/eagle3", "tests/golden/llama"), ("tests/golden/eagle3_vl", "tests/golden/qwen3_vl")];
+
+/// Opens a checkpoint of this repository with its draft head. For the folder of an EAGLE-3 head, opens
+/// the checkpoint whose tokens it drafts.
+pub fn open_with_head(folder: &str) -> Checkpoint {
+    let Some((_, target)) = EAGLE3.iter().find(|(head, _)| *head == folder) else {
+        return open(folder).with_draft_head(true);
+    };
+    let head = CheckpointSource::Folder(repository(folder));
+    open(target).with_draft_model(&head).expect("the head opens").with_draft_head(true)
+}
+
 /// Opens a checkpoint with random weights.
 pub fn open_random(random: RandomCheckpoint) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens")

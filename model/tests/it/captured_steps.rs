@@ -248,12 +248,17 @@ fn padded_decoding_of_qwen2_5_vl_is_decoding() {
 
 #[test]
 fn padding_does_not_change_drafts() {
-    let bench = Bench::of(bench::open("tests/golden/qwen3_5").with_draft_head(true), 2);
+    for folder in ["tests/golden/qwen3_5", "tests/golden/eagle3", "tests/golden/eagle3_vl"] {
+        padding_does_not_change_drafts_of(&Bench::of(bench::open_with_head(folder), 2));
+    }
+}
+
+fn padding_does_not_change_drafts_of(bench: &Bench) {
     let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
     let caches = StepCaches { layers: &layers, pictures: None, previous: &previous };
     let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
     let scope = Scope::new(&bench.backend, &workspace, &counter);
-    let (all, width) = (LogitsOf::AllRanks, bench.model.config().decoder().hidden);
+    let (all, width) = (LogitsOf::AllRanks, bench.model.config().decoder().draft_width());
     let format = bench.model.config().decoder().step_format();
     // `next` has the token that follows each prompt. The second step decodes these tokens.
     let tokens = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
@@ -271,8 +276,8 @@ fn padding_does_not_change_drafts() {
     let prompts = StepBatch { drafts: Some(drafts(&tokens, &next)), ..batch(&tokens, &[0; 3], format) };
     let mut hidden = scope.empty([prompts.token_count(), width]).expect("the workspace is large");
     bench.model.step(&scope, &prompts, &caches, all, Some(&mut hidden), |_, _| Ok(())).expect("a step");
-    let mut normed = scope.empty([3, width]).expect("the workspace is large");
-    let rows = DraftRows { hidden: &hidden, normed: &mut normed };
+    let mut output = scope.empty([3, width]).expect("the workspace is large");
+    let rows = DraftRows { hidden: &hidden, output: &mut output };
     bench.model.draft(&scope, &prompts, &caches, all, rows).expect("the prompts are drafted");
 
     let chosen = scope.upload([3], &[20u32, 21, 22]).expect("the tokens are uploaded");
@@ -282,9 +287,9 @@ fn padding_does_not_change_drafts() {
     let decoding = StepBatch { drafts: Some(inputs), ..batch(&[vec![5], vec![7], vec![11]], &PASTS, format) };
     let mut hidden = scope.empty([3, width]).expect("the workspace is large");
     bench.model.step(&scope, &decoding, &caches, all, Some(&mut hidden), |_, _| Ok(())).expect("a step");
-    let rows = DraftRows { hidden: &hidden, normed: &mut normed };
+    let rows = DraftRows { hidden: &hidden, output: &mut output };
     let expected = bench.model.draft(&scope, &decoding, &draft_caches, all, rows).expect("a draft");
-    let expected = scope.download::<f32>(&expected).expect("the logits are downloaded");
+    let expected = scope.download::<f32>(&expected.logits).expect("the logits are downloaded");
 
     for rows in [3, 5] {
         let image = |batch: &StepBatch, layout: &StepLayout| {
@@ -297,10 +302,10 @@ fn padding_does_not_change_drafts() {
         let mut hidden = scope.empty([rows, width]).expect("the workspace is large");
         let arrays = image(&decoding, &layout);
         bench.model.step_over(&scope, &arrays, &layout, &caches, all, Some(&mut hidden)).expect("the step runs");
-        let mut normed = scope.empty([rows, width]).expect("the workspace is large");
-        let rows_of_head = DraftRows { hidden: &hidden, normed: &mut normed };
+        let mut output = scope.empty([rows, width]).expect("the workspace is large");
+        let rows_of_head = DraftRows { hidden: &hidden, output: &mut output };
         let logits = bench.model.draft_over(&scope, &arrays, &layout, &draft_caches, all, rows_of_head);
-        let found = scope.download::<f32>(&logits.expect("the pass runs")).expect("the logits are downloaded");
+        let found = scope.download::<f32>(&logits.expect("the pass runs").logits).expect("the logits are downloaded");
         assert!(found.iter().all(|logit| logit.is_finite()), "the logits of padding are finite");
         let error = bench::relative_error(&found[..expected.len()], &expected);
         assert!(error < 1e-5, "{rows} rows: {error}");

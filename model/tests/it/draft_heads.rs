@@ -1,5 +1,5 @@
-//! Draft heads of Qwen3.5 (MTP): drafts compared with a head built from the layers of transformers,
-//! in chunks and on ranks, and checkpoints whose head is missing or broken.
+//! Draft heads: Qwen3.5's (MTP) and EAGLE-3. Drafts are compared with heads built from the layers of
+//! transformers, in chunks and on ranks. Checkpoints whose head is missing or broken are refused.
 
 use std::sync::Arc;
 
@@ -15,13 +15,20 @@ use bursar_model::{
 use serde_json::{Value, json};
 
 use crate::{
-    bench::{Bench, BenchMemory, Case, Memory, encode, greatest, on_ranks, open, open_random, relative_error},
+    bench::{
+        Bench, BenchMemory, Case, Memory, encode, on_ranks, open, open_random, open_with_head, relative_error,
+        repository,
+    },
     copy::Copy,
 };
 
 const QWEN3_5: &str = "tests/golden/qwen3_5";
 /// Qwen3.5 with experts in the decoder and in the draft head.
 const QWEN3_5_MOE: &str = "tests/golden/qwen3_5_moe";
+/// An EAGLE-3 head with a reduced vocabulary, and one with a separate embedding, rows of another width
+/// than the decoder's, biases and pictures.
+const EAGLE3: &str = "tests/golden/eagle3";
+const EAGLE3_VL: &str = "tests/golden/eagle3_vl";
 const CPU: Target = Target::Cpu { threads: 1 };
 /// Tokens after the prompt whose drafts are recorded.
 const ANSWER: usize = 7;
@@ -30,17 +37,17 @@ const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 3e-5;
 
 /// The cases with recorded drafts.
-const CASES: [(&str, &str); 5] = [
+const CASES: [(&str, &str); 9] = [
     (QWEN3_5, "single_image"),
     (QWEN3_5, "two_turns"),
     (QWEN3_5, "tokens_65"),
     (QWEN3_5_MOE, "single_image"),
     (QWEN3_5_MOE, "short"),
+    (EAGLE3, "short"),
+    (EAGLE3, "long"),
+    (EAGLE3_VL, "single_image"),
+    (EAGLE3_VL, "two_turns"),
 ];
-
-fn with_head(folder: &str) -> Checkpoint {
-    open(folder).with_draft_head(true)
-}
 
 /// Logits of the draft head.
 struct Drafts {
@@ -48,22 +55,25 @@ struct Drafts {
     rows: Vec<(usize, Vec<f32>)>,
     /// Logits for three drafts after the prompt.
     drafts: Vec<Vec<f32>>,
+    /// The tokens of these drafts.
+    tokens: Vec<u32>,
 }
 
 /// Runs a prompt in chunks of these sizes, repeated, and the start of the recorded answer.
 fn run(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], sizes: &[usize]) -> Drafts {
     let mut sequence = bench.sequence(case, picture_rows);
-    let (mut rows, mut drafts, mut end) = (Vec::new(), Vec::new(), 0);
+    let (mut rows, mut drafts, mut tokens, mut end) = (Vec::new(), Vec::new(), Vec::new(), 0);
     let mut sizes = sizes.iter().cycle();
     while sequence.prompt_left() > 0 {
         let count = (*sizes.next().expect("the cycle is endless")).min(sequence.prompt_left());
         let is_last = count == sequence.prompt_left();
         end += count;
-        let mut drafted = bench.step_and_draft(&mut [sequence.next_chunk(count)], if is_last { 3 } else { 1 }).drafts;
+        let mut drafted = bench.step_and_draft(&mut [sequence.next_chunk(count)], if is_last { 3 } else { 1 });
         if is_last {
-            drafts = drafted.iter().map(|draft| draft[0].clone()).collect();
+            drafts = drafted.drafts.iter().map(|draft| draft[0].clone()).collect();
+            tokens = drafted.tokens.concat();
         }
-        rows.push((end - 1, drafted.remove(0).remove(0)));
+        rows.push((end - 1, drafted.drafts.remove(0).remove(0)));
     }
     for token in &case.greedy_tokens()[..ANSWER] {
         sequence.push(*token);
@@ -72,7 +82,7 @@ fn run(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], size
         end += 1;
     }
     bench.end(sequence);
-    Drafts { rows, drafts }
+    Drafts { rows, drafts, tokens }
 }
 
 /// Compares drafts with the recorded ones. Returns the number of compared rows.
@@ -89,7 +99,7 @@ fn assert_recorded(case: &Case, found: &Drafts, what: &str) -> usize {
             case.name
         );
     }
-    let tokens: Vec<i64> = found.drafts.iter().map(|logits| i64::from(greatest(logits))).collect();
+    let tokens: Vec<i64> = found.tokens.iter().copied().map(i64::from).collect();
     assert_eq!(Some(tokens), case.integers("drafted_tokens"), "{} {what}", case.name);
     let error = relative_error(&found.drafts.concat(), &case.floats("drafted_logits").expect("recorded drafts"));
     assert!(error <= REFERENCE_TOLERANCE, "{} {what}: further drafts differ by {error:e}", case.name);
@@ -108,7 +118,7 @@ fn difference(found: &Drafts, expected: &Drafts) -> f32 {
 #[test]
 fn drafts_match_the_recorded_draft_head_of_transformers() {
     for (folder, name) in CASES {
-        let bench = Bench::of(with_head(folder), 2);
+        let bench = Bench::of(open_with_head(folder), 2);
         let case = Case::read(folder, &bench.checkpoint, name);
         let rows = encode(&bench, &case);
         let whole = run(&bench, &case, &rows, &[usize::MAX]);
@@ -129,7 +139,7 @@ fn drafts_match_the_recorded_draft_head_of_transformers() {
 
 #[test]
 fn the_draft_head_reads_pictures_across_chunk_boundaries() {
-    let bench = Bench::of(with_head(QWEN3_5), 2);
+    let bench = Bench::of(open_with_head(QWEN3_5), 2);
     let case = Case::read(QWEN3_5, &bench.checkpoint, "two_turns");
     let rows = encode(&bench, &case);
     let layout = bench.model.config().lay_out(case.prompt_ids(&bench.checkpoint), &case.visuals).expect("a layout");
@@ -145,7 +155,7 @@ fn the_draft_head_reads_pictures_across_chunk_boundaries() {
 
 #[test]
 fn drafts_do_not_depend_on_the_batch() {
-    let bench = Bench::of(with_head(QWEN3_5), 2);
+    let bench = Bench::of(open_with_head(QWEN3_5), 2);
     let cases = ["single_image", "tokens_65"].map(|name| Case::read(QWEN3_5, &bench.checkpoint, name));
     let rows = cases.each_ref().map(|case| encode(&bench, case));
     let mut sequences = [0, 1].map(|index| bench.sequence(&cases[index], &rows[index]));
@@ -164,8 +174,8 @@ fn drafts_do_not_depend_on_the_batch() {
 
 #[test]
 fn a_verifying_step_proposes_one_draft_per_row() {
-    for (folder, name) in [CASES[1], CASES[4]] {
-        let bench = Bench::of(with_head(folder), 2);
+    for (folder, name) in [CASES[1], CASES[4], CASES[6], CASES[7]] {
+        let bench = Bench::of(open_with_head(folder), 2);
         let case = Case::read(folder, &bench.checkpoint, name);
         let mut sequence = bench.sequence(&case, &encode(&bench, &case));
         let prompt = sequence.prompt_left();
@@ -186,10 +196,10 @@ fn a_verifying_step_proposes_one_draft_per_row() {
 
 #[test]
 fn drafts_on_two_ranks_match_the_recording_and_each_other() {
-    for (folder, name) in [CASES[0], CASES[3]] {
+    for (folder, name) in [CASES[0], CASES[3], CASES[5], CASES[8]] {
         let runs = on_ranks(2, |cpu| {
             let memory = Memory::new(BenchMemory::GOLDEN.capacity);
-            let bench = Bench::on(with_head(folder), cpu, memory, BenchMemory::GOLDEN);
+            let bench = Bench::on(open_with_head(folder), cpu, memory, BenchMemory::GOLDEN);
             let case = Case::read(folder, &bench.checkpoint, name);
             let found = run(&bench, &case, &encode(&bench, &case), &[9]);
             assert_recorded(&case, &found, "on two ranks");
@@ -210,7 +220,7 @@ fn refused(checkpoint: Checkpoint) -> LoadError {
 #[test]
 fn a_rounded_projection_changes_only_the_logits_of_drafts() {
     for (folder, name) in [CASES[1], CASES[4]] {
-        let open = |projection| Bench::of(with_head(folder).with_draft_projection(projection), 2);
+        let open = |projection| Bench::of(open_with_head(folder).with_draft_projection(projection), 2);
         let benches = [DraftProjection::Decoder, DraftProjection::Int4].map(open);
         let [plain, rounded] = benches.each_ref().map(|bench| {
             let case = Case::read(folder, &bench.checkpoint, name);
@@ -237,7 +247,7 @@ fn a_rounded_projection_changes_only_the_logits_of_drafts() {
 #[test]
 fn a_draft_projection_that_cannot_be_rounded_is_refused_if_asked_for() {
     let turing = Target::Cuda(CudaTarget { capability: (7, 5), sms: 40, activation: DType::F16 });
-    let wanted = |projection| Model::plan(&with_head(QWEN3_5).with_draft_projection(projection), &turing);
+    let wanted = |projection| Model::plan(&open_with_head(QWEN3_5).with_draft_projection(projection), &turing);
     wanted(DraftProjection::Int4IfSupported).expect("the head uses the decoder's output projection");
     let error = wanted(DraftProjection::Int4).map(drop).expect_err("there are no kernels");
     let message = "the draft head cannot have an output projection in 4-bit integers on cuda sm_75: the target has no \
@@ -303,12 +313,112 @@ fn broken_draft_head_tensors_are_refused_by_name() {
     assert!(matches!(refused(more.open()), LoadError::Weights(WeightError::Extra { count: 1, .. })));
 }
 
+/// The error of planning an EAGLE-3 head whose `config.json` is changed at the keys `path`.
+fn refused_setting(folder: &str, path: &[&str], value: Value) -> String {
+    let head = Copy::of(folder).set("config.json", path, value);
+    refused_head(&head, if folder == EAGLE3 { "tests/golden/llama" } else { "tests/golden/qwen3_vl" }).to_string()
+}
+
+fn refused_head(head: &Copy, target: &str) -> LoadError {
+    refused(open(target).with_draft_model(&CheckpointSource::Folder(head.0.clone())).expect("the head opens"))
+}
+
+#[test]
+fn an_eagle3_head_that_does_not_fit_the_model_is_refused_by_name() {
+    for (folder, path, value, expected) in [
+        (EAGLE3, &["hidden_size"][..], json!(64), "hidden_size is 64, but the model has 48"),
+        (EAGLE3_VL, &["target_hidden_size"], json!(96), "target_hidden_size is 96, but the model has 64"),
+        (EAGLE3, &["num_key_value_heads"], json!(1), "num_key_value_heads is 1, but the model has 2"),
+        (EAGLE3, &["head_dim"], json!(32), "head_dim is 32, but the model has 64"),
+        (EAGLE3, &["vocab_size"], json!(400), "vocab_size is 400, but the model has 384"),
+        (EAGLE3, &["draft_vocab_size"], json!(385), "draft_vocab_size is 385; expected from 1 to 384"),
+        (EAGLE3, &["num_hidden_layers"], json!(2), "num_hidden_layers is 2; expected from 1 to 1"),
+        (
+            EAGLE3,
+            &["eagle_config", "eagle_aux_hidden_state_layer_ids"],
+            json!([1, 2]),
+            "the head reads the inputs of the layers [1, 2]; expected ascending numbers below 2, the number of layers \
+             of the model",
+        ),
+        (
+            EAGLE3,
+            &["eagle_config", "use_aux_hidden_state"],
+            json!(false),
+            "eagle_config.use_aux_hidden_state is false; supported: true, as in EAGLE-3",
+        ),
+        (
+            EAGLE3,
+            &["norm_before_fc"],
+            json!(true),
+            "norm_before_fc is true; this changes what the model computes and is not supported",
+        ),
+    ] {
+        assert_eq!(refused_setting(folder, path, value), format!("of the draft model: config.json: {expected}"));
+    }
+    let default = refused_setting(EAGLE3, &["eagle_config"], Value::Null);
+    assert!(default.contains("the inputs of the layers [2, 1, 0]"), "{default}");
+}
+
+#[test]
+fn broken_eagle3_tensors_are_refused_by_name() {
+    let rename = |name: &str| Copy::of(EAGLE3).edit_header("model.safetensors", name, "unknown", |_| {});
+    for name in ["fc.weight", "midlayer.self_attn.q_proj.weight", "lm_head.weight", "d2t"] {
+        let error = refused_head(&rename(name), "tests/golden/llama").to_string();
+        assert!(error.contains(&format!("draft_model.{name}")), "{error}");
+    }
+    let swapped = Copy::of(EAGLE3).edit_header("model.safetensors", "fc.weight", "fc.weight", |entry| {
+        entry["shape"] = json!([96, 48]);
+    });
+    let error = refused_head(&swapped, "tests/golden/llama").to_string();
+    assert_eq!(error, "tensor draft_model.fc.weight has shape [96, 48], but config.json asks for [48, 96]");
+    let outside = Copy::of(EAGLE3).edit_header("model.safetensors", "d2t", "t2d.d2t", |_| {});
+    let outside = outside
+        .double("model.safetensors", "t2d.d2t", "d2t", |bytes| bytes[..8].copy_from_slice(&384i64.to_le_bytes()));
+    let error = refused_head(&outside, "tests/golden/llama").to_string();
+    assert_eq!(error, "draft_model.d2t adds 384 to the index 0; expected a token id from 0 to 383");
+    // Without weights, the head's settings are enough.
+    let fewer = Copy::of(EAGLE3).set("config.json", &["vocab_size"], json!(200));
+    let target = Copy::of("tests/golden/llama").set("config.json", &["vocab_size"], json!(200));
+    let random = without_weights(CheckpointSource::Folder(target.0.clone())).expect("the settings are valid");
+    let random =
+        open_random(random).with_draft_model(&CheckpointSource::Folder(fewer.0.clone())).expect("the head opens");
+    Model::plan(&random.with_draft_head(true), &CPU).expect("a random checkpoint draws the head's tensors");
+}
+
+#[test]
+fn an_eagle3_head_in_torchs_format_gives_the_same_drafts() {
+    let drafts = |checkpoint| {
+        let bench = Bench::of(checkpoint, 2);
+        let case = Case::read(EAGLE3, &bench.checkpoint, "short");
+        run(&bench, &case, &[], &[usize::MAX])
+    };
+    let torch = CheckpointSource::Folder(repository("tests/golden/pytorch/eagle3"));
+    let torch = open("tests/golden/llama").with_draft_model(&torch).expect("the head opens").with_draft_head(true);
+    let (found, expected) = (drafts(torch), drafts(open_with_head(EAGLE3)));
+    assert_eq!((found.tokens, found.drafts), (expected.tokens, expected.drafts));
+}
+
+#[test]
+fn an_eagle3_head_stays_unread_without_drafts() {
+    let target = |head: &str| open_with_head(head).with_draft_head(false);
+    for (head, folder) in [(EAGLE3, "tests/golden/llama"), (EAGLE3_VL, "tests/golden/qwen3_vl")] {
+        let (alone, with) = (Model::plan(&open(folder), &CPU), Model::plan(&target(head), &CPU));
+        let (alone, with) = (alone.expect("the model is planned"), with.expect("the model is planned"));
+        assert_eq!(alone.weight_bytes(), with.weight_bytes(), "{head}");
+        assert_eq!(alone.kv_shape(&CPU), with.kv_shape(&CPU), "{head}");
+        let drafting = Model::plan(&open_with_head(head), &CPU).expect("the model is planned");
+        assert_eq!(drafting.kv_shape(&CPU).layers, alone.kv_shape(&CPU).layers + 1, "{head}");
+        assert!(drafting.weight_bytes() > alone.weight_bytes(), "{head}");
+        assert_ne!(open(folder).fingerprint(), target(head).fingerprint(), "{head}");
+    }
+}
+
 #[test]
 fn the_plan_counts_the_draft_heads_cache_layer_and_weights() {
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     for rank in Rank::all(2) {
         let plan = |checkpoint| Model::plan_rank(&checkpoint, &gpu, rank).expect("the model is planned");
-        let (plain, drafting) = (plan(open(QWEN3_5_MOE)), plan(with_head(QWEN3_5_MOE)));
+        let (plain, drafting) = (plan(open(QWEN3_5_MOE)), plan(open_with_head(QWEN3_5_MOE)));
         assert_eq!((plain.kv_shape(&gpu).layers, drafting.kv_shape(&gpu).layers), (2, 3));
         assert_eq!(plain.state_shape(&gpu), drafting.state_shape(&gpu));
         assert!(drafting.weight_bytes() > plain.weight_bytes());

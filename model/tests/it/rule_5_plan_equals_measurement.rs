@@ -40,6 +40,8 @@ const QWEN3: &str = "tests/golden/qwen3";
 const MIXTURES: [&str; 2] = ["tests/golden/qwen3_moe", "tests/golden/qwen3_vl_moe"];
 /// Checkpoints with gated delta nets. The second has experts and a shared expert.
 const HYBRIDS: [&str; 2] = ["tests/golden/qwen3_5", "tests/golden/qwen3_5_moe"];
+/// Heads of checkpoints with attention in all layers.
+const EAGLE3: [&str; 2] = ["tests/golden/eagle3", "tests/golden/eagle3_vl"];
 /// Checkpoints with FP8 weights: by block, by channel, by tensor, and with experts. The experts'
 /// gated products are quantized, and the router reads unquantized rows.
 const FP8: [&str; 4] = [
@@ -241,7 +243,7 @@ fn every_worst_case_of_hybrids_takes_its_planned_memory() {
 #[test]
 fn worst_cases_with_a_draft_head_take_their_planned_memory() {
     let with_head = |cpu, folder, projection| {
-        let checkpoint = bench::open(folder).with_draft_head(true).with_draft_projection(projection);
+        let checkpoint = bench::open_with_head(folder).with_draft_projection(projection);
         every_worst_case_of(cpu, checkpoint, folder, |machine, pass, planned, what| {
             let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), pass).expect("the pass is planned");
             let proven = machine.run(pass, proof, planned.workspace).expect("the first layers run");
@@ -252,6 +254,8 @@ fn worst_cases_with_a_draft_head_take_their_planned_memory() {
         HYBRIDS.into_iter().for_each(|folder| with_head(Cpu::new(2), folder, projection));
         bench::on_ranks(2, |cpu| with_head(cpu, HYBRIDS[0], projection));
     }
+    EAGLE3.into_iter().for_each(|folder| with_head(Cpu::new(2), folder, DraftProjection::Decoder));
+    bench::on_ranks(2, |cpu| with_head(cpu, EAGLE3[1], DraftProjection::Decoder));
 }
 
 #[test]
@@ -473,9 +477,9 @@ proptest! {
             let model = Model::plan(&bench::open(folder), &target).expect("the model can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }
-        for (folder, target) in HYBRIDS.iter().flat_map(|folder| targets.map(|target| (folder, target))) {
+        for (folder, target) in HYBRIDS.iter().chain(&EAGLE3).flat_map(|folder| targets.map(|target| (folder, target))) {
             let projection = [DraftProjection::Decoder, DraftProjection::Int4][seed as usize % 2];
-            let checkpoint = bench::open(folder).with_draft_head(true).with_draft_projection(projection);
+            let checkpoint = bench::open_with_head(folder).with_draft_projection(projection);
             let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }

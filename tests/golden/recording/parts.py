@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from . import config_defaults, fp8, fp8_hybrids, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
+from . import config_defaults, eagle3, fp8, fp8_hybrids, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
 from . import packed_weights, qwen3_5, qwen3_vl, size_tables, template_cases, text_families, tokenizer
 from .packages import read_inputs
 
@@ -20,6 +20,7 @@ PARTS = {
     "qwen2_vl": qwen2_vl.record,
     "qwen3_vl": qwen3_vl.record,
     "qwen3_5": qwen3_5.record,
+    "eagle3": eagle3.record,
     "internvl": internvl.record,
     "processor": image_processor.record,
     "cmyk": image_formats.record_cmyk,

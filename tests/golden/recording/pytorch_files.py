@@ -1,6 +1,7 @@
-"""Two of the checkpoints as files of `torch.save`."""
+"""Three of the checkpoints as files of `torch.save`."""
 
 import json
+import shutil
 
 import torch
 from safetensors.torch import load_file
@@ -14,13 +15,16 @@ def save(value, path):
 
 
 def record(root, _):
-    """Llama in one file, with the tied output head, and Qwen2 in two shards with their index."""
+    """Llama in one file, with the tied output head, Qwen2 in two shards with their index, and an EAGLE-3 head with token ids."""
     folder = root / "pytorch"
     folder.mkdir(exist_ok=True)
     llama, qwen2 = (load_file(root / name / "model.safetensors") for name in ("llama", "qwen2"))
     llama = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in llama.items()}
     llama["lm_head.weight"] = llama["model.embed_tokens.weight"]
     save(llama, folder / "pytorch_model.bin")
+    (folder / "eagle3").mkdir(exist_ok=True)
+    shutil.copy(root / "eagle3" / "config.json", folder / "eagle3")
+    save(load_file(root / "eagle3" / "model.safetensors"), folder / "eagle3" / "pytorch_model.bin")
     names = sorted(qwen2)
     shards = {f"pytorch_model-{at + 1:05}-of-00002.bin": names[at::2] for at in range(2)}
     for shard, members in shards.items():

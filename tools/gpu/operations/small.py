@@ -277,6 +277,17 @@ def gather_rows(chosen, columns, kind, gap=0, is_odd=False):
     )  # fmt: skip
 
 
+def copy_rows(count, columns, kind, gap=0, **_):
+    """`gather_rows` without indices, which copies all rows."""
+    x, out, kernel = random_rows(count, columns, gap, kind), Output((count, columns), kind), Kernel("gather_rows", "gather_rows")
+    return Case(
+        run=lambda: kernel((count,), (COPY_THREADS,), x, count, x.stride(0), None, columns, kind.itemsize, out.tensor, columns),
+        error=lambda: out.error(x),
+        limit=0.0,
+        bytes=2 * kind.itemsize * count * columns,
+    )
+
+
 def scatter_rows(chosen, columns, kind, gap=0, is_odd=False):
     x, rows = random_rows(chosen, columns, gap, kind), torch.randperm(2 * chosen, device="cuda")[:chosen]
     sent, out, kernel = rows.clone(), Output((2 * chosen, columns), kind, gap), Kernel("scatter_rows", "scatter_rows")
@@ -359,7 +370,7 @@ def check(table):
                         rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, interleaved, kind, gap, is_e4m3=True))  # fmt: skip
         for tokens, hidden, vocabulary in ((257, 3584, 1000), (33, 61, 300), (9, 40, 77)):
             table.check("embed", f"{tokens} x {hidden}", embed(tokens, hidden, kind, vocabulary, is_odd=True))
-        for operation in (gather_rows, scatter_rows, add_rows):
+        for operation in (gather_rows, copy_rows, scatter_rows, add_rows):
             for rows, columns, gap in ((70, 1280, 0), (33, 61, 0), (33, 61, 5), (9, 3584, 8), (12, 5124, 4)):
                 table.check(operation.__name__, f"{rows} x {columns} + {gap}",
                             operation(rows, columns, kind, gap, is_odd=True))  # fmt: skip

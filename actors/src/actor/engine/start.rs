@@ -155,10 +155,19 @@ impl EngineArguments {
         // Files are fetched before the gate opens, because memory that other processes take is not
         // counted while the gate is open.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
+        let draft_files = match self.options.draft_model() {
+            Some(origin) => Some(fetch(origin, self.progress.clone()).await?),
+            None => None,
+        };
         self.open_gate().await?;
         let (opened, LoadOptions { quantization, tokenizer, .. }) = (files.clone(), self.options.clone());
-        let open =
-            off_actor(move || Ok(Checkpoint::open_with_tokenizer(opened, tokenizer)?.with_quantization(quantization)));
+        let open = off_actor(move || {
+            let checkpoint = Checkpoint::open_with_tokenizer(opened, tokenizer)?.with_quantization(quantization);
+            Ok(match draft_files {
+                Some(files) => checkpoint.with_draft_model(&files)?,
+                None => checkpoint,
+            })
+        });
         let (executor, checkpoint) = tokio::try_join!(self.executor(&files), open)?;
         let options = self.options.clone();
         let applied = move |target: &Target| Ok(Arc::new(options.apply_on(target, checkpoint)?));

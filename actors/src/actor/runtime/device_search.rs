@@ -6,7 +6,7 @@ use std::{num::NonZeroUsize, sync::Arc};
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDevice};
 use bursar_kernels::Target;
 use bursar_model::{
-    checkpoint::{Checkpoint, CheckpointSource},
+    checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource},
     error::CheckpointError,
     registry,
 };
@@ -76,17 +76,29 @@ pub fn gpus() -> usize {
     (0..GPUS_MAX).take_while(|ordinal| CudaDevice::open(*ordinal).is_ok()).count()
 }
 
-/// Returns the checkpoint at `files`. If weights are missing, returns a checkpoint with only the
-/// settings, and the name of the model whose weights are missing.
+/// Returns the checkpoint at `files`, with the draft model of `options`. If weights are missing,
+/// returns a checkpoint with only the settings, and the name of the model whose weights, or whose draft
+/// model's weights, are missing.
 ///
 /// # Errors
 /// A file other than the weights is missing, or a file cannot be read.
-pub fn open_settings(files: CheckpointSource) -> Result<(Checkpoint, Option<String>), CheckpointError> {
-    match Checkpoint::open(files.clone()) {
+pub fn open_settings(
+    files: CheckpointSource,
+    options: &LoadOptions,
+) -> Result<(Checkpoint, Option<String>), CheckpointError> {
+    let draft_files = options.draft_model().map(CheckpointOrigin::fetch_settings).transpose()?;
+    let open = |files| {
+        let checkpoint = Checkpoint::open(files)?;
+        match &draft_files {
+            Some(draft_files) => checkpoint.with_draft_model(draft_files),
+            None => Ok(checkpoint),
+        }
+    };
+    match open(files.clone()) {
         Err(CheckpointError::MissingFile { .. } | CheckpointError::MissingShard { .. }) => {
             let planned = registry::without_weights(files)?;
             let name = planned.name().to_owned();
-            Ok((Checkpoint::open(CheckpointSource::Random(Arc::new(planned)))?, Some(name)))
+            Ok((open(CheckpointSource::Random(Arc::new(planned)))?, Some(name)))
         }
         opened => Ok((opened?, None)),
     }
@@ -176,7 +188,7 @@ impl Candidates {
     pub(super) fn planned(&self, source: &ModelSource, options: &LoadOptions) -> Result<Option<Planned>, StartError> {
         let files = source.origin().clone().fetch_settings()?;
         let stored = files.stored_type()?;
-        let checkpoint = open_settings(files)?.0.with_quantization(options.quantization);
+        let checkpoint = open_settings(files, options)?.0.with_quantization(options.quantization);
         let Some(first) = self.opened.first() else { return Ok(None) };
         let best = Executor::best_target(first, options.threads)?;
         let target = options.dtype.on(best, stored)?;

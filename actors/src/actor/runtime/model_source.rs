@@ -13,6 +13,12 @@ pub struct ModelSource {
     name: String,
 }
 
+impl From<ModelSource> for CheckpointOrigin {
+    fn from(source: ModelSource) -> Self {
+        source.checkpoint
+    }
+}
+
 impl ModelSource {
     /// A Hugging Face checkpoint folder. The last component of the path is the model's name.
     pub fn folder(path: impl Into<std::path::PathBuf>) -> Self {

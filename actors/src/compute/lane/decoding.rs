@@ -136,6 +136,6 @@ impl<B: Backend> ModelRunner<B> {
         let scope = scope.scope();
         let caches = StepCaches { layers, pictures: None, previous: &buffers.chosen() };
         let logits = self.model.draft_over(&scope, &step_arrays, layout, &caches, LogitsOf::OwnRank, memory.rows())?;
-        memory.choose(&scope, &logits, buffers.shape().vocabulary)
+        logits.choose(&scope, &mut memory.drafted)
     }
 }

@@ -13,7 +13,6 @@ use bursar_model::{
         draft_head::{DraftMemory, DraftRows},
     },
     flow::{FurtherDrafts, LogitsOf, StepBatch},
-    sampling::argmax_into,
 };
 
 use super::{
@@ -71,7 +70,7 @@ impl<B: Backend> ModelRunner<B> {
         tokens: usize,
         logit_rows: usize,
     ) -> Result<Option<DraftMemory<'s>>, KernelError> {
-        let width = self.model.config().decoder().hidden;
+        let width = self.model.config().decoder().draft_width();
         has_drafts.then(|| DraftMemory::take(scope, width, tokens, logit_rows)).transpose()
     }
 
@@ -87,8 +86,8 @@ impl<B: Backend> ModelRunner<B> {
         let buffers = self.memory.sampling.buffers(self.rank());
         let layers = self.memory.layer_caches(&self.model);
         let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
-        let DraftMemory { hidden, normed, drafted } = memory;
-        self.run_head(scope, batch, &caches, DraftRows { hidden, normed }, drafted)
+        let DraftMemory { hidden, output, drafted } = memory;
+        self.run_head(scope, batch, &caches, DraftRows { hidden, output }, drafted)
     }
 
     /// Starts the download of the first drafts, which the draft head has written to `memory`. If
@@ -102,7 +101,7 @@ impl<B: Backend> ModelRunner<B> {
         memory: Option<DraftMemory<'_>>,
         choosing: Choosing,
     ) -> Result<(Chosen, Option<Drafting>), LaneError> {
-        let Some(DraftMemory { normed, drafted, .. }) = memory else {
+        let Some(DraftMemory { output, drafted, .. }) = memory else {
             return Ok((Chosen::Downloading(choosing), None));
         };
         let rows = job.batch.logit_rows.len();
@@ -112,17 +111,17 @@ impl<B: Backend> ModelRunner<B> {
         }
         let chosen = choosing.finish(&job.choices)?;
         let mut drafts = first.finish(&job.choices, &chosen)?;
-        self.draft_further(scope, job, (&chosen, &normed), &mut drafts)?;
+        self.draft_further(scope, job, (&chosen, &output), &mut drafts)?;
         Ok((Chosen::Known(chosen), Some(Drafting::Known(drafts))))
     }
 
-    /// Appends further drafts to `drafts`, which has the first draft of each choice. `normed`
-    /// `[logit_rows, hidden]` has the draft head's rows from which the first drafts were chosen.
+    /// Appends further drafts to `drafts`, which has the first draft of each choice. `output`
+    /// `[logit_rows, width]` has the draft head's rows from which the first drafts were chosen.
     fn draft_further(
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,
         job: &StepJob,
-        (chosen, normed): (&ChosenTokens, &Tensor<'_>),
+        (chosen, output): (&ChosenTokens, &Tensor<'_>),
         drafts: &mut [Vec<u32>],
     ) -> Result<(), LaneError> {
         let mut sequences: Vec<DraftingSequence<'_>> = Vec::new();
@@ -136,21 +135,21 @@ impl<B: Backend> ModelRunner<B> {
         let rows: Vec<u32> = sequences.iter().map(|sequence| sequence.row).collect();
         let last: Vec<u32> = sequences.iter().map(|sequence| drafts[sequence.index][0]).collect();
         let places: Vec<_> = sequences.iter().map(|sequence| (sequence.place, sequence.accepted)).collect();
-        let (count, width) = (sequences.len(), normed.columns());
+        let (count, width) = (sequences.len(), output.columns());
         let layers = self.memory.layer_caches(&self.model);
         // Two tensors of rows are enough for any number of passes. They take less memory than the
         // logits of the drafts that the next step verifies. The worst cases of a step include those
         // logits.
         let (mut hidden, mut next) = (scope.empty([count, width])?, scope.empty([count, width])?);
         let mut drafted = scope.empty_u32([(1 + passes) * count])?; // the first drafts, and those of each pass
-        scope.gather_rows_into(normed, &scope.upload([count], &rows)?, &mut hidden)?;
+        scope.gather_rows_into(output, &scope.upload([count], &rows)?, &mut hidden)?;
         scope.upload_into(&last, &mut drafted.row_range_mut(0..count))?;
         for further in 1..=passes {
             let batch = FurtherDrafts::batch(&places, further);
             let (before, mut drafted) = drafted.split_rows_mut(further * count);
             let tokens = before.row_range((further - 1) * count..further * count);
             let caches = StepCaches { layers: &layers, pictures: None, previous: &tokens };
-            let rows = DraftRows { hidden: &hidden, normed: &mut next };
+            let rows = DraftRows { hidden: &hidden, output: &mut next };
             self.run_head(scope, &batch, &caches, rows, &mut drafted.row_range_mut(0..count))?;
             mem::swap(&mut hidden, &mut next);
         }
@@ -178,10 +177,7 @@ impl<B: Backend> ModelRunner<B> {
     ) -> Result<(), LaneError> {
         let scope = scope.scope();
         let logits = self.model.draft(&scope, batch, caches, LogitsOf::OwnRank, rows)?;
-        if logits.rows() > 0 {
-            argmax_into(&scope, &logits, self.model.config().decoder().vocabulary, drafted)?;
-        }
-        Ok(())
+        Ok(logits.choose(&scope, drafted)?)
     }
 }
 

@@ -246,6 +246,43 @@ fn knobs_serialize_under_their_bursar_names_and_read_back() {
 }
 
 #[test]
+fn a_draft_model_stands_for_its_method() {
+    let options = |settings: Value| read(settings).expect("the settings are valid").options();
+    let place = |options: &LoadOptions| options.draft_model().map(|origin| origin.place());
+    for settings in [
+        json!({ "speculative_config": { "method": "eagle3", "model": "heads/a", "num_speculative_tokens": 2 } }),
+        json!({ "speculative_config": { "model": "heads/a", "num_speculative_tokens": 2 } }),
+        json!({ "speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "heads/a", "draft_tokens": 2 }),
+        json!({ "draft_model": "heads/a@main", "draft_tokens": 2 }),
+    ] {
+        let options = options(settings).expect("the options are consistent");
+        assert_eq!(options.draft_source, DraftSource::DraftHead);
+        assert_eq!(options.limits.draft_tokens, Some(2));
+        assert_eq!(place(&options).as_deref(), Some("heads/a@main"));
+    }
+    let folder = options(json!({ "draft_model": "." })).expect("the options are consistent");
+    assert_eq!(folder.limits.draft_tokens, Some(3), "the default number of drafts");
+    assert_eq!(place(&folder), std::env::current_dir().ok().map(|folder| folder.display().to_string()));
+    let off = options(json!({ "draft_model": ".", "draft_tokens": 0 })).expect("the options are consistent");
+    assert_eq!(place(&off), None, "without drafts, no draft model is fetched");
+    let mtp = Knobs { draft_method: Some(DraftMethod::Mtp), ..Knobs::default() };
+    assert!(mtp.over(folder).expect("the options are consistent").draft_model.is_none());
+}
+
+#[test]
+fn settings_of_drafts_without_their_method_are_refused() {
+    for (settings, message) in [
+        (json!({ "draft_method": "eagle3" }), "`draft_method` is eagle3; expected another method, or a `draft_model`"),
+        (json!({ "draft_quantization": "int4" }), "`draft_quantization` is int4; expected no value"),
+        (json!({ "draft_quantization": "int4", "draft_method": "ngram" }), "because `draft_method` is not mtp"),
+        (json!({ "draft_quantization": "int4", "draft_model": "a/b" }), "because `draft_method` is not mtp"),
+    ] {
+        let error = read(settings).expect("each setting is valid").options().expect_err("the settings are refused");
+        assert!(error.to_string().contains(message) || error.hint().contains(message), "{error}: {}", error.hint());
+    }
+}
+
+#[test]
 fn vllms_speculative_config_sets_drafts() {
     let config = |config: Value| read(json!({ "speculative_config": config }));
     let drafts = |knobs: Knobs| {
@@ -272,8 +309,10 @@ fn vllms_speculative_config_sets_drafts() {
     for (wrong, message, hint) in [
         (json!({ "method": "mtp", "prompt_lookup_max": 3 }), "`draft_ngram_max` is 3; expected no value", "is mtp"),
         (json!({ "method": "mtp", "prompt_lookup_min": 2 }), "`draft_ngram_min` is 2; expected no value", "is mtp"),
-        (json!({ "method": "eagle3" }), "`speculative_config.method` is eagle3", "ngram, mtp or none"),
+        (json!({ "method": "eagle" }), "`speculative_config.method` is eagle", "ngram, mtp, eagle3 or none"),
         (json!({ "draft_model": "a/b" }), "speculative_config.draft_model", "see docs/knobs.md"),
+        (json!({ "method": "eagle3", "model": "a/b", "prompt_lookup_max": 3 }), "expected no value", "is eagle3"),
+        (json!({ "method": "mtp", "model": "a/b" }), "`draft_model` is a/b; expected no value", "not eagle3"),
         (json!({ "num_speculative_tokens": -1 }), "a whole number, 0 for none", "num_speculative_tokens"),
         (json!({ "prompt_lookup_max": 2, "prompt_lookup_min": 3 }), "at most `draft_ngram_max`", "draft_ngram_min"),
         (json!(4), "an object of names and values", "speculative_config"),

@@ -97,8 +97,8 @@ struct Drafted {
 /// of the draft head. If `is_certain`, greedy replies must also equal the replies without drafts.
 /// A model with random weights is not certain: its best two logits are often so close that rounding
 /// decides.
-fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphLimits, is_certain: bool) {
-    let Some(stage) = Stage::of(source.clone(), CacheFormat::Plain, shape, 1) else { return };
+fn assert_graphs_keep_drafted_replies(checkpoint: Checkpoint, shape: GraphLimits, is_certain: bool) {
+    let Some(stage) = Stage::of_checkpoint(checkpoint, shape, 1) else { return };
     stage.capture();
     for sequences in [1, 3] {
         let unguessed = stage.drafted(&vec![Vec::new(); sequences], 40, 0);
@@ -122,7 +122,18 @@ fn assert_graphs_keep_drafted_replies(source: &CheckpointSource, shape: GraphLim
 #[test]
 fn drafts_are_verified_the_same_with_and_without_graphs() {
     let of_rows = GraphLimits { logit_rows: 16, decode_rows: 16, ..GraphLimits::without_drafts(4, 180, FORMAT) };
-    assert_graphs_keep_drafted_replies(&demo(), GraphLimits { has_linked_rows: true, ..of_rows }, true);
+    assert_graphs_keep_drafted_replies(open(demo()), GraphLimits { has_linked_rows: true, ..of_rows }, true);
+}
+
+#[test]
+fn drafts_of_eagle3_heads_are_the_same_with_and_without_graphs() {
+    let folder = |name| CheckpointSource::Folder(bursar_golden::path(name));
+    for (head, target, axes) in [("eagle3", "llama", 1), ("eagle3_vl", "qwen3_vl", 3)] {
+        let checkpoint = open(folder(target)).with_draft_model(&folder(head)).expect("the head opens");
+        let usual = GraphLimits::without_drafts(4, 180, StepFormat { axes, ..FORMAT });
+        let of_rows = GraphLimits { logit_rows: 16, decode_rows: 16, has_draft_head: true, ..usual };
+        assert_graphs_keep_drafted_replies(checkpoint, GraphLimits { has_linked_rows: true, ..of_rows }, false);
+    }
 }
 
 #[test]
@@ -133,7 +144,7 @@ fn drafts_of_a_hybrid_are_verified_the_same_with_and_without_graphs() {
     let format = StepFormat { has_states: true, ..FORMAT };
     for has_draft_head in [false, true] {
         let of_rows = GraphLimits { logit_rows: 16, verify_rows: 28, ..GraphLimits::without_drafts(8, 180, format) };
-        assert_graphs_keep_drafted_replies(&random, GraphLimits { has_draft_head, ..of_rows }, false);
-        assert_graphs_keep_drafted_replies(&trained, GraphLimits { has_draft_head, ..of_rows }, true);
+        assert_graphs_keep_drafted_replies(open(random.clone()), GraphLimits { has_draft_head, ..of_rows }, false);
+        assert_graphs_keep_drafted_replies(open(trained.clone()), GraphLimits { has_draft_head, ..of_rows }, true);
     }
 }

@@ -79,14 +79,16 @@ impl State<'_> {
             numbers.ok_or_else(|| format!("has no shape, or a shape of more than {AXES_MAX} axes"))?;
         let elements = elements(&shape, &strides)?;
         let place = |stored, bytes| StoredTensor { stored, shape, bytes, reading: Reading::default() };
-        let dtype = match dtype {
-            Ok(dtype) => dtype,
-            Err(unread) => return Ok(place(Err(unread), storage.start..storage.start)),
+        let of_type = |dtype| (Stored::Plain(dtype), dtype);
+        let size = match &dtype {
+            Ok(dtype) => dtype.bytes(),
+            Err(UnsupportedStorage::Type(name)) if name == I64 => 8,
+            Err(_) => return Ok(place(dtype.map(of_type), storage.start..storage.start)),
         };
-        let reach = |count: usize| count.checked_mul(dtype.bytes()).and_then(|bytes| bytes.checked_add(storage.start));
+        let reach = |count: usize| count.checked_mul(size).and_then(|bytes| bytes.checked_add(storage.start));
         let (start, end) = (reach(offset), offset.checked_add(elements).and_then(reach));
         match start.zip(end).filter(|(_, end)| *end <= storage.end) {
-            Some((start, end)) => Ok(place(Ok((Stored::Plain(dtype), dtype)), start..end)),
+            Some((start, end)) => Ok(place(dtype.map(of_type), start..end)),
             None => Err(format!("reaches beyond its storage of {} bytes", storage.len())),
         }
     }
@@ -116,12 +118,17 @@ impl State<'_> {
             "FloatStorage" => Ok(TensorType::F32),
             "HalfStorage" => Ok(TensorType::F16),
             "BFloat16Storage" => Ok(TensorType::BF16),
+            // Not a type of weights; a draft model has token ids.
+            "LongStorage" => Err(UnsupportedStorage::Type(I64.to_owned())),
             other => Err(UnsupportedStorage::Type(other.to_owned())),
         };
         let entry = format!("{}data/{}", self.folder, self.pickle.text(key)?);
         Some((dtype, self.entries.get(&*entry)?.clone()))
     }
 }
+
+/// The name of 64-bit integers in safetensors files.
+const I64: &str = "I64";
 
 /// Maximum number of axes of a tensor. No weight has more than four.
 const AXES_MAX: usize = 8;

@@ -4,14 +4,13 @@
 
 use bursar_kernels::{Activations, Backend, KernelError, RankShard, Scope, Tensor, Weight};
 
-use super::{
-    decoder_config::DecoderConfig,
-    decoder_share::DecoderShare,
-    layer::{Layer, LayerPass, Stream},
-    layer_cache::LayerCache,
-};
 use crate::{
-    sampling::argmax_into,
+    blocks::{
+        decoder_config::DecoderConfig,
+        decoder_share::DecoderShare,
+        layer::{Layer, LayerPass, Stream},
+        layer_cache::LayerCache,
+    },
     weights::{WeightError, WeightMap},
 };
 
@@ -20,7 +19,7 @@ pub const MODULE: &str = "mtp";
 
 /// The shard of a draft head on one rank. The head shares the decoder's embedding and output
 /// projection.
-pub struct DraftHead {
+pub struct MtpHead {
     embedding_norm: Tensor<'static>, // [hidden]
     hidden_norm: Tensor<'static>,    // [hidden]
     /// `[hidden, hidden]` each: the columns of the input projection for the normalized embedding,
@@ -31,63 +30,7 @@ pub struct DraftHead {
     norm: Tensor<'static>, // [hidden]
 }
 
-/// The rows that a pass of the draft head reads and writes.
-pub struct DraftRows<'a, 'm> {
-    /// `[tokens, hidden]`: for the first draft, the decoder's rows of the step after its final
-    /// norm. For a further draft, the head's [`normed`](Self::normed) rows of the previous draft.
-    pub hidden: &'a Tensor<'a>,
-    /// `[logit_rows, hidden]`: receives the head's rows after its final norm.
-    pub normed: &'a mut Tensor<'m>,
-}
-
-/// Tensors of the draft head's pass in a step. They are allocated first, at the beginning of the
-/// workspace, so that they have the same addresses in a captured step and in its replay.
-pub struct DraftMemory<'s> {
-    /// `[tokens, hidden]`: see [`DraftRows::hidden`].
-    pub hidden: Tensor<'s>,
-    /// `[logit_rows, hidden]`: see [`DraftRows::normed`].
-    pub normed: Tensor<'s>,
-    /// `[logit_rows]` u32: the token that is drafted for each row of logits.
-    pub drafted: Tensor<'s>,
-}
-
-impl<'s> DraftMemory<'s> {
-    /// Allocates the memory for a step of `tokens` rows. A token is chosen for `logit_rows` of
-    /// these rows. `width` is the number of elements of a decoder's row.
-    pub fn take<B: Backend>(
-        scope: &'s Scope<'_, B>,
-        width: usize,
-        tokens: usize,
-        logit_rows: usize,
-    ) -> Result<Self, KernelError> {
-        Ok(DraftMemory {
-            hidden: scope.empty([tokens, width])?,
-            normed: scope.empty([logit_rows, width])?,
-            drafted: scope.empty_u32([logit_rows])?,
-        })
-    }
-
-    /// The rows that the pass reads and writes.
-    pub fn rows(&mut self) -> DraftRows<'_, 's> {
-        DraftRows { hidden: &self.hidden, normed: &mut self.normed }
-    }
-
-    /// Drafts the likeliest token of each row of the head's `logits`
-    /// `[logit_rows, vocabulary or own tokens]`.
-    pub fn choose<B: Backend>(
-        &mut self,
-        scope: &Scope<'_, B>,
-        logits: &Tensor<'_>,
-        vocabulary: usize,
-    ) -> Result<(), KernelError> {
-        if logits.rows() == 0 {
-            return Ok(());
-        }
-        argmax_into(scope, logits, vocabulary, &mut self.drafted)
-    }
-}
-
-impl DraftHead {
+impl MtpHead {
     /// Claims the tensors `mtp.*`. `loads` yields the counters of expert choices if the head's
     /// layer has experts.
     ///
@@ -114,7 +57,7 @@ impl DraftHead {
         let layer = Layer::claim(config, share, config.layers, &name("layers.0"), map, loads)?;
         map.set_in_decoder(false);
         let mut norm = |part: &str| map.tensor(&name(&format!("{part}.weight")), [hidden]);
-        Ok(DraftHead {
+        Ok(MtpHead {
             embedding_norm: norm("pre_fc_norm_embedding")?,
             hidden_norm: norm("pre_fc_norm_hidden")?,
             norm: norm("norm")?,
@@ -125,7 +68,7 @@ impl DraftHead {
 
     /// Writes the input of the head's layer to `out` `[tokens, hidden]`. `embedded`
     /// `[tokens, hidden]` has the embedding of the token after each row. `hidden`
-    /// `[tokens, hidden]` has the rows of [`DraftRows::hidden`].
+    /// `[tokens, hidden]` has the rows of [`DraftRows::hidden`](super::DraftRows::hidden).
     pub fn combine<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
