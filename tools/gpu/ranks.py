@@ -312,9 +312,9 @@ def chain_of_norms(group):
     group.wait()
 
     def round_on(rank):
-        for step, few in enumerate(sizes):
-            forms = norms_of(group, few, columns)
-            group.launch_norm(forms[step % len(forms)], rank, outs[rank][:few], residuals[rank][:few], weights[rank], outs[rank][:few])
+        for step, count in enumerate(sizes):
+            forms = norms_of(group, count, columns)
+            group.launch_norm(forms[step % len(forms)], rank, outs[rank][:count], residuals[rank][:count], weights[rank], outs[rank][:count])
 
     group.each(round_on)
     group.wait()
@@ -344,9 +344,9 @@ def chain(group):
     group.wait()
 
     def round_on(rank):
-        for step, few in enumerate(sizes):
+        for step, count in enumerate(sizes):
             forms = sums_of(group)
-            group.launch(forms[step % len(forms)], rank, parts[rank][:few], outs[rank][:few], 1)
+            group.launch(forms[step % len(forms)], rank, parts[rank][:count], outs[rank][:count], 1)
 
     group.each(round_on)
     group.wait()
@@ -507,10 +507,10 @@ def measure(group, nccl_too):
     normed = [[timed_norm(group, name, *size) if name in norms_of(group, *size) else 0.0 for name in NORMS] for size in SIZES]
     sums_named = (SUMMED, TWO_SHOTS, SUM_OF_PIECES)
     ours = [[timed(group, name, *size) if name in sums_of(group) else 0.0 for name in sums_named] for size in SIZES]
-    beside = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks and nccl_too else [0.0] * len(SIZES)
+    nccl = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks and nccl_too else [0.0] * len(SIZES)
     print("| sum of | with the norm, read | pushed | in pieces | in shares | adding, one shot | two shots | in pieces | NCCL, not adding |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for (rows, columns), with_norm, adding, nccl_time in zip(SIZES, normed, ours, beside):
+    for (rows, columns), with_norm, adding, nccl_time in zip(SIZES, normed, ours, nccl):
         size = f"{rows} x {columns}, {rows * columns * 2 / 1024:.0f} KiB"
         print(f"| {size} | " + " | ".join(f"{found:.1f}" for found in (*with_norm, *adding, nccl_time)) + " |", flush=True)
     print("\n| with the norm, the fastest form | plain | rounded by rows | by groups |\n|---|---|---|---|")
