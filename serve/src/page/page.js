@@ -175,8 +175,8 @@ async function smaller(file) {
 }
 
 async function read(file) {
-  const [sent, isFilm] = [await smaller(file), file.type.startsWith("video/")];
-  return { name: file.name || "picture", isFilm, file: URL.createObjectURL(sent), url: await dataOf(sent) };
+  const [sent, isVideo] = [await smaller(file), file.type.startsWith("video/")];
+  return { name: file.name || "picture", isVideo, file: URL.createObjectURL(sent), url: await dataOf(sent) };
 }
 
 async function addPictures(files) {
@@ -207,10 +207,10 @@ function showPictures() {
   }));
 }
 
-function shown({ name, file, isFilm }) {
-  const image = isFilm ? document.createElement("video") : new Image();
+function shown({ name, file, isVideo }) {
+  const image = isVideo ? document.createElement("video") : new Image();
   image.src = file;
-  if (isFilm) [image.muted, image.ariaLabel] = [true, name];
+  if (isVideo) [image.muted, image.ariaLabel] = [true, name];
   else image.alt = name;
   return image;
 }
@@ -251,8 +251,8 @@ function messages() {
   const told = turns.filter((turn) => turn.answer || turn === turns.at(-1));
   const system = $("system").value.trim();
   const said = told.flatMap(({ text, pictures, answer }) => {
-    const parts = pictures.map(({ url, isFilm }) =>
-      isFilm ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } });
+    const parts = pictures.map(({ url, isVideo }) =>
+      isVideo ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } });
     if (text) parts.push({ type: "text", text });
     const question = { role: "user", content: pictures.length ? parts : text };
     return answer ? [question, { role: "assistant", content: answer }] : [question];
@@ -474,7 +474,8 @@ function newChat(kept = null) {
   [running, turns, chat] = [null, [], kept?.id ?? Date.now()];
   $("log").replaceChildren();
   for (const { text, pictures, answer } of kept?.turns ?? []) {
-    const turn = addTurn({ text, pictures: pictures.map((picture) => ({ ...picture, file: picture.url })), answer });
+    const restored = ({ name, url }) => ({ name, url, file: url, isVideo: url.startsWith("data:video/") });
+    const turn = addTurn({ text, pictures: pictures.map(restored), answer });
     draw(turn.place.appendChild(make("div", "words")), answer);
     offerCopy(turn);
   }
@@ -517,7 +518,7 @@ let chat = Date.now();
  */
 function keepChat() {
   const turnsKept = turns.map(({ text, pictures, answer }) => ({
-    text, answer, pictures: pictures.map(({ name, url, isFilm }) => ({ name, url, isFilm })),
+    text, answer, pictures: pictures.map(({ name, url }) => ({ name, url })),
   }));
   let chats = [{ id: chat, turns: turnsKept }, ...kept(CHATS, []).filter(({ id }) => id !== chat)].slice(0, CHATS_MAX);
   for (let tries = 0; tries < 3 + CHATS_MAX; tries += 1) {
