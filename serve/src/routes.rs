@@ -225,7 +225,7 @@ async fn named(State(shared): State<Arc<Shared>>, mut request: Request, next: Ne
     let is_large = body::content_length(request.headers()).is_some_and(|bytes| bytes >= body::LARGE as u64);
     let response = next.run(request).instrument(span).await;
     if is_large {
-        shared.bodies.tidy_up();
+        shared.bodies.schedule_trim();
     }
     let mut response = access.answered(shaped(response, shape));
     if let Ok(value) = HeaderValue::from_str(&name) {
