@@ -183,7 +183,7 @@ impl Soak {
 
     /// Runs for at most `within`.
     async fn troubled_readings(&self, mut troubled: Troubled, seed: u64, within: Duration) -> (Vec<Reading>, Ends) {
-        let mut load = Load::new(troubled.models.clone(), seed).knowing_some().await;
+        let mut load = Load::new(troubled.models.clone(), seed).with_known_replies().await;
         let ledger = troubled.ledger().await;
         let (mut readings, mut base, began) = (Vec::new(), None, Instant::now());
         while load.asked() < self.requests && began.elapsed() < within {

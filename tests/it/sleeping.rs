@@ -517,9 +517,11 @@ fn a_wake_waits_for_memory_that_a_tenant_releases() {
         let tenant = stage.runtime.budget().try_lease(Class::external("index"), all).await.expect("the memory is free");
         let model = stage.model.clone();
         let asked = tokio::spawn(async move { ask(&model, about(1)).await });
-        let is_told = |event: &serde_json::Value| event["event"] == "not_woken";
+        let is_refused = |event: &serde_json::Value| event["event"] == "not_woken";
         eventually("the wake finds no memory", async || {
-            serde_json::json!(stage.runtime.recent_events()).as_array().is_some_and(|events| events.iter().any(is_told))
+            serde_json::json!(stage.runtime.recent_events())
+                .as_array()
+                .is_some_and(|events| events.iter().any(is_refused))
         })
         .await;
         drop(tenant);
