@@ -422,7 +422,7 @@ fn slim(name: &str) -> LoadOptions {
 }
 
 /// A runtime on a device with memory for one of two models. `turn` is
-/// the value of [`RuntimeConfig::sleep_for_room`].
+/// the value of [`RuntimeConfig::sleep_for_memory`].
 async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     let probe = Stage::set(slim("probe")).await;
     let ledger = probe.snapshot().await;
@@ -433,7 +433,7 @@ async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     let device = device_of(capacity);
     let config = RuntimeConfig {
         device: DeviceChoice::Custom(placed(&device)),
-        sleep_for_room: turn,
+        sleep_for_memory: turn,
         ..RuntimeConfig::default()
     };
     (device, Runtime::start(config).await.expect("a host device starts"))
