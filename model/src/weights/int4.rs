@@ -14,7 +14,8 @@ use super::{
     rounding::{narrow, widen_all},
 };
 use crate::checkpoint::{
-    DraftProjection, PackedMatrix, PackedScheme, WeightFormats, quantization::unserved_weight, random_tensor::DEVIATION,
+    DraftProjection, PackedMatrix, PackedScheme, WeightFormats, quantization::unsupported_weight,
+    random_tensor::DEVIATION,
 };
 
 /// The integer, before its zero point is added, to which the largest magnitude of a group is
@@ -185,7 +186,7 @@ impl WeightMap<'_> {
                 return Ok(None);
             };
             let scheme = QuantizationScheme::int4(group, false);
-            self.refuse_unserved(unserved_weight(&self.target, scheme, [rows, columns]))?;
+            self.refuse_unsupported(unsupported_weight(&self.target, scheme, [rows, columns]))?;
             return Ok(Some(Claimed { scheme, group, scale_type: self.target.activation() }));
         }
         let WeightFormats::Packed(packed) = self.formats.formats() else { return Ok(None) };

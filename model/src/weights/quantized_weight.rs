@@ -12,7 +12,7 @@ use super::{
     quantized_numbers::{RANDOM_SCALE, ScaleOf, check_scale},
     scaling::numbers,
 };
-use crate::checkpoint::{PackedMatrix, TensorInfo, quantization::unserved_weight};
+use crate::checkpoint::{PackedMatrix, TensorInfo, quantization::unsupported_weight};
 
 /// The scale of activations for a checkpoint without weights, which has no scales either.
 const UNKNOWN_SCALE: f32 = 1.0;
@@ -128,7 +128,7 @@ impl WeightMap<'_> {
         input_scales: Vec<String>,
     ) -> Result<Weight<'static>, WeightError> {
         let (scheme, shape) = (quantized.scheme.in_memory(height), [data.rows(), data.columns()]);
-        self.refuse_unserved(unserved_weight(&self.target, scheme, shape))?;
+        self.refuse_unsupported(unsupported_weight(&self.target, scheme, shape))?;
         let factors = self.segment.tensor(start, scheme.weights.shape(shape), DType::F32);
         let is_fixed = scheme.activations == Some(Quantization::Fixed(()));
         let input_scale = if is_fixed { self.input_scale(input_scales)? } else { UNKNOWN_SCALE };
