@@ -126,7 +126,7 @@ impl<'s> Activations<'s> {
 
 /// Space for activations that are computed one after another, each in a different format.
 pub struct ActivationScratch<'s> {
-    /// `[rows, columns]`
+    /// `[rows, columns]` in the target's activation type.
     pub(crate) plain: Option<Tensor<'s>>,
     /// `[rows, columns]` [`Quantization::ELEMENTS`]
     pub(crate) data: Option<Tensor<'s>>,

@@ -11,7 +11,7 @@ pub const NO_CHOICE: u32 = u32::MAX;
 pub struct Argmax<'a> {
     /// `[rows, columns]` activations or f32.
     pub x: Tensor<'a>,
-    /// `[rows]` u32.
+    /// `[rows]` u32: indices of columns, or [`NO_CHOICE`].
     pub out: Tensor<'a>,
 }
 
