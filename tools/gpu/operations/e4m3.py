@@ -51,7 +51,7 @@ def widened(numbers, scales):
     return numbers.double() * scales.double().repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
 
 
-class Rounded:
+class QuantizedRows:
     """Poisoned rows in E4M3, and their scales."""
 
     def __init__(self, rows, columns, kind, plain=None):
@@ -126,7 +126,7 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="qu
     if odd:  # a scale too small for an inverse, zeros, and NaNs
         x[0], x[1], x[2, : columns // 2], x[3, 0], x[4] = 1e-6 if dtype == torch.float16 else 1e-37, 0, 0, float("nan"), float("nan")
     weight = torch.randn(columns, device="cuda").to(dtype)
-    out, pitch = Rounded(rows, columns, kind, dtype if plain else None), x.stride(0)
+    out, pitch = QuantizedRows(rows, columns, kind, dtype if plain else None), x.stride(0)
     before = (x, pitch, weight, 1e-6, 0.0) if operation == "rms_norm_rounded" else (x, pitch)
 
     large = large_m_rows(operation, kind, rows, columns, gap) if file == "quantize" else None
@@ -229,7 +229,7 @@ def large_m(product, kind="linear", biased=False, grid=None):
     blocks = LARGE_M.CLUSTER * min((grid or processors()) // LARGE_M.CLUSTER, tiles)
     name = "linear_gated_rounded" if is_rounded else kind
     name = name.replace("linear", "gemm_large_m")
-    out = Rounded(rows, features, kind) if is_rounded else Output((rows, features), product.dtype, gap=8)
+    out = QuantizedRows(rows, features, kind) if is_rounded else Output((rows, features), product.dtype, gap=8)
     to = out.data.tensor.view(E4M3) if is_rounded else out.tensor
     before = torch.randn(rows, features, device="cuda").to(product.dtype)
     if kind == "linear_add":

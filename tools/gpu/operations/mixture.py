@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, microseconds, processors, tensor_map, unsigned
-from operations.e4m3 import E4M3, GROUP, KINDS, Rounded, row_shape
+from operations.e4m3 import E4M3, GROUP, KINDS, QuantizedRows, row_shape
 from operations.small import EPSILON, norm_shape, normed
 from table import Case
 
@@ -196,7 +196,7 @@ class Product:
         return self.out.error(wanted, self.places, elsewhere)
 
 
-class RoundedProduct(Product):
+class QuantizedProduct(Product):
     """A product with x and weights in E4M3. `height` rows of the weights share a scale for each 128 columns; each
     row of x has a scale for each 128 columns. If `height` is None, each row of x and of the weights has one
     scale."""
@@ -262,7 +262,7 @@ class Sum:
         self.residual = Output((self.rows, self.hidden), self.kind, self.gap)
         self.residual.tensor.copy_(self.before)
         shape = self.rows, self.hidden
-        self.out = Rounded(*shape, self.rounding, self.kind if self.is_plain else None) if self.rounding else Output(shape, self.kind)
+        self.out = QuantizedRows(*shape, self.rounding, self.kind if self.is_plain else None) if self.rounding else Output(shape, self.kind)
 
     def norm(self, operation, before, early, grid=None):
         """Launches the norm. The kernel's arguments begin with `before`, and the norm's operands
@@ -471,7 +471,7 @@ def tile_edges(table):
             compare_ways(table, one, name, [None, 1, 5, 131, 1000])
     for (name, of), gated, height, kind in itertools.product(counts.items(), [True, False], [128, 32, None], LIMITS):
         for columns, features in [(272, 144), (64, 520)]:
-            one = RoundedProduct(Routing(counted_logits(of), 1, renormalised=False), columns, features, kind, gated, height)
+            one = QuantizedProduct(Routing(counted_logits(of), 1, renormalised=False), columns, features, kind, gated, height)
             compare_ways(table, one, f"E4M3, blocks of {height}, {name}", [None, 5, 131])
     for gated in [True, False]:
         one = routed_product(Routing(drawn_logits(256, 128, 1.0), 8), 2048, 768, torch.bfloat16, gated)
