@@ -16,12 +16,12 @@
 //!
 //! let picture = Image::from_bytes(demo::pictures()[1].bytes); // or Image::open("cat.jpg")?
 //! let mut reply = model.chat(Chat::new().user("What number is written?").image(picture)).await?;
-//! # let mut heard = String::new();
+//! # let mut received = String::new();
 //! while let Some(event) = reply.next().await {
-//! #   let event = event?; heard += event.text(); let event: Result<_, bursar::ChatError> = Ok(event);
+//! #   let event = event?; received += event.text(); let event: Result<_, bursar::ChatError> = Ok(event);
 //!     print!("{}", event?.text());
 //! }
-//! # assert_eq!(heard, "427");
+//! # assert_eq!(received, "427");
 //!
 //! println!("{}", runtime.budget().snapshot().await?); // every byte, by class and model
 //! let lease = runtime.budget().lease(Class::external("my-index"), 64 * MIB).await?; // for your own code

@@ -304,9 +304,9 @@ fn examples_are_numbered_documented_and_run() {
         let name = path.trim_start_matches("examples/").trim_end_matches(".rs").to_owned();
         let number: usize = name.split('_').next().and_then(|number| number.parse().ok()).unwrap_or(0);
         let opening: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
-        let is_told = opening.contains(&format!("cargo run --example {name}"))
+        let shows_command = opening.contains(&format!("cargo run --example {name}"))
             || opening.contains(&format!("cargo run --release --example {name}"));
-        assert!(is_told, "{path} shows its command in its first lines");
+        assert!(shows_command, "{path} shows its command in its first lines");
         let is_run = script.lines().any(|line| line.split(' ').take(2).eq(["example", &name]));
         assert!(is_run, ".ci/run runs {path}");
         assert!(page.contains(&format!("`{name}`")), "docs/embedding.md says what {path} shows");

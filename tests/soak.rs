@@ -7,6 +7,8 @@
 //! model they send ten thousand requests. With the hybrid demo and on a GPU they run for
 //! `BURSAR_SOAK_SECONDS` seconds, by default 300.
 
+#[path = "soak/faults.rs"]
+mod faults;
 #[path = "soak/load.rs"]
 mod load;
 #[allow(dead_code, reason = "stories use more of it")]
@@ -17,8 +19,6 @@ mod reading;
 #[allow(dead_code, reason = "stories use more of it")]
 #[path = "it/stage.rs"]
 mod stage;
-#[path = "soak/troubles.rs"]
-mod troubles;
 
 use std::{
     sync::Mutex,
@@ -26,10 +26,10 @@ use std::{
 };
 
 use bursar::{Envelope, LoadOptions, ModelSource};
+use faults::FaultyRuntime;
 use load::{Ends, Load};
 use reading::{Counting, Reading};
 use stage::{Stage, small, small_envelope};
-use troubles::Troubled;
 
 #[global_allocator]
 static HEAP: Counting = Counting;
@@ -73,7 +73,7 @@ fn asked_time() -> Duration {
     Duration::from_secs(asked("BURSAR_SOAK_SECONDS").unwrap_or(300))
 }
 
-/// The long soak without troubles.
+/// The long soak without faults.
 const QUIET: Soak = Soak {
     requests: 10_000,
     between_readings: 500,
@@ -84,7 +84,7 @@ const QUIET: Soak = Soak {
 };
 
 /// The caches of a restarted actor are empty, so readings differ by some megabytes.
-const SHORT_TROUBLE: Soak = Soak {
+const SHORT_WITH_FAULTS: Soak = Soak {
     requests: 320,
     between_readings: 20,
     warm_up: 4,
@@ -95,7 +95,7 @@ const SHORT_TROUBLE: Soak = Soak {
 
 /// Threads start and end with lanes, and glibc keeps the memory of their arenas. With
 /// MALLOC_ARENA_MAX=1 the growth is 2 MiB.
-const LONG_TROUBLE: Soak = Soak {
+const LONG_WITH_FAULTS: Soak = Soak {
     requests: 10_000,
     between_readings: 100,
     warm_up: 10,
@@ -122,24 +122,24 @@ fn ten_thousand_randomly_cancelled_chats_leak_nothing() {
 
 #[test]
 fn hundreds_of_chats_through_deaths_other_processes_and_sleep_lose_nothing() {
-    SHORT_TROUBLE.trouble(Duration::MAX);
+    SHORT_WITH_FAULTS.run_with_faults(Duration::MAX);
 }
 
 #[test]
 fn hybrid_chats_survive_deaths_other_processes_and_sleep() {
-    Soak { source: hybrid, ..SHORT_TROUBLE }.trouble(Duration::MAX);
+    Soak { source: hybrid, ..SHORT_WITH_FAULTS }.run_with_faults(Duration::MAX);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
 fn ten_thousand_chats_through_deaths_other_processes_and_sleep_lose_nothing() {
-    LONG_TROUBLE.trouble(Duration::MAX);
+    LONG_WITH_FAULTS.run_with_faults(Duration::MAX);
 }
 
 #[test]
 #[ignore = "takes minutes: BURSAR_SOAK_SECONDS=600 cargo test --release --test soak -- --ignored --nocapture minutes"]
 fn minutes_of_hybrid_chats_survive_deaths_other_processes_and_sleep() {
-    Soak { requests: usize::MAX, source: hybrid, ..LONG_TROUBLE }.trouble(asked_time());
+    Soak { requests: usize::MAX, source: hybrid, ..LONG_WITH_FAULTS }.run_with_faults(asked_time());
 }
 
 #[test]
@@ -150,15 +150,15 @@ fn another_process_takes_the_requested_bytes() {
 #[test]
 #[ignore = "needs a GPU and minutes: BURSAR_SOAK_SECONDS=300 cargo test --release --test soak -- --ignored --nocapture gpu"]
 fn chats_on_a_gpu_through_deaths_other_processes_and_sleep_lose_nothing() {
-    let soak = Soak { requests: usize::MAX, between_readings: 60, process_growth: 96 << 20, ..SHORT_TROUBLE };
+    let soak = Soak { requests: usize::MAX, between_readings: 60, process_growth: 96 << 20, ..SHORT_WITH_FAULTS };
     // Each run has a different seed, because an hour is divided among several runs and some of them
     // begin at the same time.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
     let seed = asked("BURSAR_SOAK_SEED").unwrap_or(now.as_secs() << 20 | u64::from(std::process::id()));
     println!("BURSAR_SOAK_SEED={seed}");
     let readings = async {
-        let troubled = Troubled::begin_on_a_gpu(seed).await?;
-        Some(soak.troubled_readings(troubled, seed, asked_time()).await)
+        let faulty = FaultyRuntime::begin_on_a_gpu(seed).await?;
+        Some(soak.readings_with_faults(faulty, seed, asked_time()).await)
     };
     match soak.alone(readings) {
         // The other sequences in a step change the rounding, so a greedy reply may choose either of
@@ -169,12 +169,12 @@ fn chats_on_a_gpu_through_deaths_other_processes_and_sleep_lose_nothing() {
 }
 
 impl Soak {
-    /// A soak with troubles on a host device, for at most `within`.
-    fn trouble(&self, within: Duration) {
+    /// A soak with faults on a host device, for at most `within`.
+    fn run_with_faults(&self, within: Duration) {
         let seed = 20261125;
         let readings = async {
-            let troubled = Troubled::begin(self.source, seed).await;
-            Some(self.troubled_readings(troubled, seed, within).await)
+            let faulty = FaultyRuntime::begin(self.source, seed).await;
+            Some(self.readings_with_faults(faulty, seed, within).await)
         };
         let ends = self.alone(readings).expect("a host device is always there");
         assert!(ends.compared > ends.finished / 5, "{ends:?}");
@@ -182,14 +182,19 @@ impl Soak {
     }
 
     /// Runs for at most `within`.
-    async fn troubled_readings(&self, mut troubled: Troubled, seed: u64, within: Duration) -> (Vec<Reading>, Ends) {
-        let mut load = Load::new(troubled.models.clone(), seed).knowing_some().await;
-        let ledger = troubled.ledger().await;
+    async fn readings_with_faults(
+        &self,
+        mut faulty: FaultyRuntime,
+        seed: u64,
+        within: Duration,
+    ) -> (Vec<Reading>, Ends) {
+        let mut load = Load::new(faulty.models.clone(), seed).with_known_replies().await;
+        let ledger = faulty.ledger().await;
         let (mut readings, mut base, began) = (Vec::new(), None, Instant::now());
         while load.asked() < self.requests && began.elapsed() < within {
             let count = self.between_readings.min(self.requests - load.asked());
-            tokio::join!(load.run(count, AT_ONCE), troubled.befall(4));
-            troubled.settled(&ledger).await;
+            tokio::join!(load.run(count, AT_ONCE), faulty.inject(4));
+            faulty.settled(&ledger).await;
             let reading = Reading::of_a_process_at_rest(base.as_ref()).await;
             println!("{:>6} requests, {:>4} s: {reading}", load.asked(), began.elapsed().as_secs());
             if readings.len() + 1 == self.warm_up {
@@ -197,12 +202,12 @@ impl Soak {
             }
             readings.push(reading);
         }
-        let befallen = troubled.befallen();
-        println!("{befallen:?}");
+        let counts = faulty.counts();
+        println!("{counts:?}");
         let rounds = readings.len();
-        assert!(befallen.deaths > rounds / 2 && befallen.sleeps > 0, "{befallen:?}");
-        assert!(befallen.other_processes > 0 && befallen.tenants > 0, "{befallen:?}");
-        troubled.runtime.shutdown().await;
+        assert!(counts.deaths > rounds / 2 && counts.sleeps > 0, "{counts:?}");
+        assert!(counts.other_processes > 0 && counts.tenants > 0, "{counts:?}");
+        faulty.runtime.shutdown().await;
         (readings, load.ends())
     }
 

@@ -261,12 +261,12 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
         ),
         ("deeply nested", [header.into_bytes(), b"[".repeat(100_000)].concat(), broken),
     ];
-    for (what, content, is_told) in files {
+    for (what, content, is_expected) in files {
         let folder = Folder::empty();
         let place = folder.place();
         fs::write(place.path(), content).expect("the file is written");
         let error = place.find(&on("1")).expect_err(what);
-        assert!(is_told(&error.to_string()), "{what}: {error}");
+        assert!(is_expected(&error.to_string()), "{what}: {error}");
         place.keep(profile(on("1"))).expect("the record is replaced");
         assert_eq!(place.find(&on("1")), Ok(RecordLookup::Applies(profile(on("1")))), "{what}");
         assert_eq!(folder.names().len(), 1, "no temporary file is left");

@@ -19,7 +19,7 @@ const TICKS: f64 = 100.0;
 pub struct Watched {
     /// CPU time of all threads.
     pub cpu: Duration,
-    /// Resident bytes.
+    /// Bytes of memory that are resident (RSS).
     pub resident: u64,
 }
 

@@ -91,7 +91,7 @@ impl Timeline {
         }
     }
 
-    /// Ends [`Timeline::hold`].
+    /// Lets fences pass that [`Timeline::hold`] has kept from passing.
     pub fn let_pass(&self) {
         if self.is_held() {
             self.0.hold.fetch_add(1, SeqCst);
@@ -175,7 +175,7 @@ impl Timelines {
         lanes.open.iter().for_each(Timeline::hold);
     }
 
-    /// Ends [`Timelines::hold`].
+    /// Lets fences pass that [`Timelines::hold`] has kept from passing.
     pub fn let_pass(&self) {
         let mut lanes = self.lock();
         lanes.held = false;

@@ -12,12 +12,12 @@ use crate::{Bytes, Class, Hint, Label, Owner};
 /// | | new claimants | grow | shrink, release |
 /// |---|---|---|---|
 /// | open | yes | yes | yes |
-/// | frozen | classes external and host, and known claimants up to their seat | elastic classes (kv, vision cache), external, host, and other classes up to their seat | yes |
+/// | frozen | classes external and host, and known claimants up to their reservation | elastic classes (kv, vision cache), external, host, and other classes up to their reservation | yes |
 /// | teardown | no | no | yes |
 ///
-/// A claimant is an owner's name and a class. The claimant's *seat* is the number of bytes that it
-/// held when the gate froze. A restarted actor (same name, next generation) may claim its seat
-/// again. It may claim more only if its class is elastic.
+/// A claimant is an owner's name and a class. The claimant's *reservation* is the number of bytes
+/// that it held when the gate froze. A restarted actor (same name, next generation) may claim its
+/// reservation again. It may claim more only if its class is elastic.
 ///
 /// Allowed transitions:
 /// - open -> frozen
@@ -34,7 +34,7 @@ pub enum Gate {
     #[default]
     Open,
     /// After READY: the only new claimants have class external or host. Only these claimants and
-    /// elastic classes grow beyond their seat.
+    /// elastic classes grow beyond their reservation.
     Frozen,
     /// Stopping: memory is only returned.
     Teardown,
@@ -103,7 +103,7 @@ impl Reservations {
     }
 
     /// The bytes that this claimant held when the gate froze; `None` if it held nothing.
-    pub fn seat(&self, owner: &Owner, class: &Class) -> Option<Bytes> {
+    pub fn reserved(&self, owner: &Owner, class: &Class) -> Option<Bytes> {
         self.0.get(&(owner.name.clone(), class.clone())).copied()
     }
 }

@@ -195,7 +195,7 @@ fn a_request_waits_until_its_size_becomes_unattainable() {
 }
 
 #[test]
-fn a_seat_belongs_to_one_model_and_one_class() {
+fn a_reservation_belongs_to_one_model_and_one_class() {
     let mut ledger = ledger();
     let lease = hold(&mut ledger, 1, request("lane", 0, Class::Graphs, "a", 50));
     hold(&mut ledger, 2, request("lane", 0, Class::StepWorkspace, "a", 30));
@@ -208,7 +208,7 @@ fn a_seat_belongs_to_one_model_and_one_class() {
 }
 
 #[test]
-fn a_seat_is_shared_by_all_generations_of_an_owner() {
+fn a_reservation_is_shared_by_all_generations_of_an_owner() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("lane", 1, Class::Graphs, "demo", 50));
     gate(&mut ledger, "demo", Gate::Frozen);
@@ -220,13 +220,13 @@ fn a_seat_is_shared_by_all_generations_of_an_owner() {
 }
 
 #[test]
-fn an_elastic_claimant_without_a_seat_is_refused() {
+fn an_elastic_claimant_without_a_reservation_is_refused() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 50));
     gate(&mut ledger, "demo", Gate::Frozen);
     hold(&mut ledger, 2, request("kv", 0, Class::Kv, "demo", 50));
     let late = refusal(ask(&mut ledger, 3, request("late", 0, Class::Kv, "demo", 1), false));
-    assert!(matches!(late, Refusal::GateClosed { seat: Bytes::ZERO, .. }));
+    assert!(matches!(late, Refusal::GateClosed { reserved: Bytes::ZERO, .. }));
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn every_refusal_has_a_name_and_a_hint() {
         gate,
         owner: owner.clone(),
         class: Class::Kv,
-        seat: bytes,
+        reserved: bytes,
         asked: bytes,
     };
     let full = Overloaded { waiting: 1, waiting_max: 1 };

@@ -244,7 +244,7 @@ fn foreign_memory_freed_during_a_models_start_is_ignored() {
 }
 
 #[test]
-fn a_frozen_gate_admits_only_tenants_elastic_growth_and_seats() {
+fn a_frozen_gate_admits_only_tenants_elastic_growth_and_reservations() {
     let mut ledger = ledger();
     let graphs = hold(&mut ledger, 1, request("graph", Class::Graphs, 50));
     let kv = hold(&mut ledger, 2, request("kv", Class::Kv, 100));
@@ -258,12 +258,16 @@ fn a_frozen_gate_admits_only_tenants_elastic_growth_and_seats() {
     let grow = |id, lease, to| Input::Resize { id: RequestId(id), lease, to: Bytes(to), wait: false, passed: false };
     assert!(matches!(ledger.step(grow(6, kv, 200))[..], [Effect::Resized(_)]));
     let effects = ledger.step(grow(7, graphs, 51));
-    assert!(matches!(refusal(&effects), Refusal::GateClosed { seat: Bytes(50), asked: Bytes(51), .. }));
+    assert!(matches!(refusal(&effects), Refusal::GateClosed { reserved: Bytes(50), asked: Bytes(51), .. }));
 
     ledger.step(Input::OwnerDied { owner: Owner::new("graph", 0) });
     ledger.step(Input::FencePassed { lease: graphs });
     let again = Request { owner: Owner::new("graph", 1), ..request("graph", Class::Graphs, 50) };
-    assert_eq!(granted(&ask(&mut ledger, 8, again, false)).len(), 1, "the successor gets the seat of its predecessor");
+    assert_eq!(
+        granted(&ask(&mut ledger, 8, again, false)).len(),
+        1,
+        "the successor gets the reservation of its predecessor"
+    );
 }
 
 #[test]
@@ -455,7 +459,7 @@ fn a_newer_resize_replaces_the_waiting_resize_of_a_lease() {
 }
 
 #[test]
-fn only_one_of_two_waiting_requests_gets_a_seat() {
+fn only_one_of_two_waiting_requests_gets_a_reservation() {
     let mut ledger = ledger();
     let graphs = hold(&mut ledger, 1, request("graph", Class::Graphs, 50));
     ledger.step(Input::Gate { model: "demo".into(), to: Gate::Frozen });

@@ -54,14 +54,14 @@ fn a_gate_makes_only_the_listed_transitions() {
 }
 
 #[test]
-fn a_seat_sums_all_generations_of_an_owner() {
+fn a_reservation_sums_all_generations_of_an_owner() {
     let mut reservations = Reservations::default();
     reservations.add(&Owner::new("kv", 0), &Class::Kv, Bytes(5));
     reservations.add(&Owner::new("kv", 1), &Class::Kv, Bytes(7));
     reservations.add(&Owner::new("kv", 0), &Class::Graphs, Bytes(1));
-    assert_eq!(reservations.seat(&Owner::new("kv", 2), &Class::Kv), Some(Bytes(12)));
-    assert_eq!(reservations.seat(&Owner::new("kv", 2), &Class::Graphs), Some(Bytes(1)));
-    assert_eq!(reservations.seat(&Owner::new("kv", 2), &Class::Host), None);
+    assert_eq!(reservations.reserved(&Owner::new("kv", 2), &Class::Kv), Some(Bytes(12)));
+    assert_eq!(reservations.reserved(&Owner::new("kv", 2), &Class::Graphs), Some(Bytes(1)));
+    assert_eq!(reservations.reserved(&Owner::new("kv", 2), &Class::Host), None);
 }
 
 #[test]

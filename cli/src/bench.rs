@@ -387,7 +387,7 @@ impl Bench {
         let roofline = floor.map(|floor| Roofline { bound: figure(floor), share: floor / seconds });
         let work = PlannedWork {
             flops: passes.iter().map(|work| work.flops).sum(),
-            rounded_flops: passes.iter().map(|work| work.rounded_flops).sum(),
+            quantized_flops: passes.iter().map(|work| work.quantized_flops).sum(),
             bytes: passes.iter().map(|work| work.bytes).sum(),
         };
         let value = figure(seconds);

@@ -165,7 +165,7 @@ fn too_few(named: usize, taken: usize) -> Failure {
     }
 }
 
-fn told_models(models: usize) -> String {
+fn count_of_models(models: usize) -> String {
     if models == 1 { "1 model".to_owned() } else { format!("{models} models") }
 }
 
@@ -271,7 +271,7 @@ impl DeviceOptions {
     pub fn ranks_of_each(&self, models: usize) -> Result<Vec<Option<NonZeroUsize>>, Failure> {
         match &self.tensor_parallel_size {
             Some(EachRanks::Each(each)) if each.len() != models => Err(Failure {
-                error: format!("--tensor-parallel-size has {} numbers for {}", each.len(), told_models(models)),
+                error: format!("--tensor-parallel-size has {} numbers for {}", each.len(), count_of_models(models)),
                 hint: "give one number for all models, or one number per `--model`, in order".to_owned(),
             }),
             Some(EachRanks::Each(each)) => {

@@ -52,11 +52,11 @@ impl KnobOptions {
     pub fn runtime(&self, host: Bytes, models: usize, devices: usize) -> Result<RuntimeConfig, Failure> {
         let knobs = self.knobs()?;
         let swap = knobs.swap_bytes().unwrap_or(Bytes::ZERO).0.saturating_mul((models * devices) as u64);
-        let turn = knobs.sleep_for_room.filter(|seconds| *seconds > 0);
+        let turn = knobs.sleep_for_memory.filter(|seconds| *seconds > 0);
         Ok(RuntimeConfig {
             canary: knobs.canary,
             host_bytes: knobs.host_bytes.unwrap_or(host).saturating_add(Bytes(swap)),
-            sleep_for_room: turn.map(|seconds| Duration::from_secs(seconds as u64)),
+            sleep_for_memory: turn.map(|seconds| Duration::from_secs(seconds as u64)),
             ..RuntimeConfig::default()
         })
     }
@@ -78,18 +78,27 @@ impl KnobOptions {
         Ok(self.named()?.0)
     }
 
-    /// Reports settings that have no effect, as log events, and on a terminal also as notices.
+    /// Reports settings that have no effect and former names, as log events, and on a terminal also
+    /// as notices.
     ///
     /// # Errors
     /// See [`knobs`](Self::knobs).
     pub fn report_notes(&self) -> Result<(), Failure> {
-        for note in self.knobs()?.notes() {
+        for note in self.notes()? {
             tracing::info!(note, "understood");
             if logging::is_watched() {
                 logging::note(format_args!("note: {note}"));
             }
         }
         Ok(())
+    }
+
+    fn notes(&self) -> Result<Vec<String>, Failure> {
+        let (knobs, names) = self.named()?;
+        let former = names
+            .former()
+            .map(|(former, now)| format!("{former} is the former name of {now} and works for one release; use {now}"));
+        Ok(knobs.notes().into_iter().map(str::to_owned).chain(former).collect())
     }
 
     fn named(&self) -> Result<(Knobs, Names), Failure> {
@@ -279,6 +288,18 @@ mod tests {
             assert_ne!(knobs, Knobs::default(), "{}", flag.long);
             assert_eq!(by_underscores.expect("both spellings are the same"), knobs, "{}", flag.name);
         }
+    }
+
+    #[test]
+    fn a_former_name_sets_its_knob_and_says_which_name_replaces_it() {
+        let former = typed(&["--sleep-for-room", "10"]);
+        assert_eq!(former.knobs().expect("the former name is accepted").sleep_for_memory, Some(10));
+        let expected =
+            "sleep_for_room is the former name of sleep_for_memory and works for one release; use sleep_for_memory";
+        assert_eq!(former.notes().expect("the former name is accepted"), [expected]);
+        let now = typed(&["--sleep-for-memory", "10"]);
+        assert_eq!(now.knobs().expect("the name is accepted"), former.knobs().expect("the former name is accepted"));
+        assert!(now.notes().expect("the name is accepted").is_empty());
     }
 
     #[test]

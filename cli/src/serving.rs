@@ -31,7 +31,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let (mut runtimes, mut in_turn) = (Vec::new(), false);
     for Placement { device: choice, ranks, models } in &placed {
         let config = knobs.runtime(RuntimeConfig::default().host_bytes, models.len(), *ranks)?;
-        in_turn = config.sleep_for_room.is_some();
+        in_turn = config.sleep_for_memory.is_some();
         let runtime = Runtime::start(RuntimeConfig { device: choice.clone(), ..config }).await?;
         if placed.len() > 1 {
             let names: Vec<_> = models.iter().map(|model| plans[*model].name()).collect();

@@ -131,11 +131,11 @@ async def ask(asker, content, tokens, system=None, headers=None):
 async def storm(port, servers, death, requests=200, tokens=(40, 160), retries=0):
     """Sends streams, a dozen at a time. After a quarter of the streams, the first server gets the
     signal `death` and is restarted."""
-    places, done, kinds = asyncio.Semaphore(AT_ONCE), 0, Counter()
+    permits, done, kinds = asyncio.Semaphore(AT_ONCE), 0, Counter()
 
     async def one(number):
         nonlocal done
-        async with places:
+        async with permits:
             kind, _ = await ask(asker, f"{number} Hello!", random.Random(number).randrange(*tokens))
         kinds[kind] += 1
         done += 1

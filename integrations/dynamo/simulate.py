@@ -81,7 +81,7 @@ class Fleet:
         self.ports = [free_port(), free_port()]
         for port in self.ports:
             self.processes.append(self.run(["dynamo.frontend", "--http-port", str(port), "--router-mode", "kv"]))
-        self.asked, self.hears = self.processes[1:]
+        self.asked, self.receives = self.processes[1:]
         begun = time.monotonic()
         while not all(is_listed(port) for port in self.ports):
             if time.monotonic() - begun > 120 or any(process.poll() is not None for process in self.processes):
@@ -121,11 +121,11 @@ class Fleet:
         """Runs `work`. Returns four values: the CPU seconds of the frontend that gets requests, the
         CPU seconds of the frontend that gets only events, the elapsed seconds, and the result of
         `work`."""
-        before, begun = (cpu_s(self.asked), cpu_s(self.hears)), time.monotonic()
-        told = work()
+        before, begun = (cpu_s(self.asked), cpu_s(self.receives)), time.monotonic()
+        result = work()
         time.sleep(1)
         took = time.monotonic() - begun
-        return cpu_s(self.asked) - before[0], cpu_s(self.hears) - before[1], took, told
+        return cpu_s(self.asked) - before[0], cpu_s(self.receives) - before[1], took, result
 
     def end(self):
         for process in self.processes:
@@ -147,8 +147,8 @@ def measured(folder, workers, count=600):
         rates = [used / idle[2] for used in idle[:2]]
 
         def net(*asked):
-            asks, hears, took, tokens = fleet.cost(lambda: fleet.ask(*asked))
-            return asks - rates[0] * took, hears - rates[1] * took, tokens
+            asks, receives, took, tokens = fleet.cost(lambda: fleet.ask(*asked))
+            return asks - rates[0] * took, receives - rates[1] * took, tokens
 
         short = net(count, 500, 1)
         long = net(count, 500, 129)
@@ -165,8 +165,8 @@ def measured(folder, workers, count=600):
         "request_us": (short[0] / count - of_prompt * prompt) * 1e6,
         "prompt_token_us": of_prompt * 1e6,
         "reply_token_us": (long[0] - short[0]) / count / replied * 1e6,
-        "prompt_block_heard_us": short[1] / count / blocks * 1e6,
-        "reply_block_heard_us": (long[1] - short[1]) / count / (replied / BLOCK_TOKENS) * 1e6,
+        "prompt_block_received_us": short[1] / count / blocks * 1e6,
+        "reply_block_received_us": (long[1] - short[1]) / count / (replied / BLOCK_TOKENS) * 1e6,
     }
     return {name: round(value, 2) for name, value in found.items()}
 
@@ -177,8 +177,8 @@ def of_64(found):
     requests = 64 * LOAD["requests"]
     of_requests = requests * (found["request_us"] + found["prompt_token_us"] * LOAD["prompt"])
     of_tokens = requests * LOAD["reply"] * found["reply_token_us"]
-    heard = sum(LOAD[part] / BLOCK_TOKENS * found[f"{part}_block_heard_us"] for part in ("prompt", "reply"))
-    cores = {"requests": of_requests, "reply_tokens": of_tokens, "events_in_each_frontend": requests * heard}
+    received = sum(LOAD[part] / BLOCK_TOKENS * found[f"{part}_block_received_us"] for part in ("prompt", "reply"))
+    cores = {"requests": of_requests, "reply_tokens": of_tokens, "events_in_each_frontend": requests * received}
     return {f"cores_of_{name}": round(us / 1e6, 2) for name, us in cores.items()}
 
 

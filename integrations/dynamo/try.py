@@ -37,9 +37,9 @@ PATIENCE_S = 60
 checks = []
 
 
-def check(what, holds, told=""):
+def check(what, holds, detail=""):
     checks.append((what, bool(holds)))
-    print(f"{'ok  ' if holds else 'FAIL'} {what}{f' ({told})' if told else ''}", flush=True)
+    print(f"{'ok  ' if holds else 'FAIL'} {what}{f' ({detail})' if detail else ''}", flush=True)
 
 
 def free_port():
@@ -74,13 +74,13 @@ async def until(what, holds, patience=PATIENCE_S):
 class Worker:
     """A process of bursar-dynamo."""
 
-    def __init__(self, house, number):
-        self.house, self.number, self.log = house, number, house.folder / f"worker{number}.log"
+    def __init__(self, deployment, number):
+        self.deployment, self.number, self.log = deployment, number, deployment.folder / f"worker{number}.log"
         self.start()
 
     def start(self):
         self.port = free_port()
-        environment = {**self.house.environment, "DYN_SYSTEM_PORT": str(self.port)}
+        environment = {**self.deployment.environment, "DYN_SYSTEM_PORT": str(self.port)}
         command = [WORKER, "--model", DEMO / "checkpoint", "--served-model-name", "demo", "--device", "host"]
         command += ["--capacity", "256MiB", "--knob", "context_tokens=2048", "--drain", "20"]
         with open(self.log, "a") as log:
@@ -110,7 +110,7 @@ class Worker:
         self.process.wait()
 
 
-class House:
+class Deployment:
     """The frontend, its workers, and the folder through which they discover each other."""
 
     def __init__(self, folder):
@@ -174,7 +174,7 @@ class House:
             model="demo", messages=messages, max_tokens=tokens, temperature=0, extra_body=extra, **more
         )
 
-    async def stream(self, content, tokens, heard=None, extra=(("ignore_eos", True),)):
+    async def stream(self, content, tokens, has_begun=None, extra=(("ignore_eos", True),)):
         """Returns how a streamed reply ended, with its text or a description of the failure."""
         text = ""
         try:
@@ -182,8 +182,8 @@ class House:
             async for piece in answer:
                 if piece.choices and piece.choices[0].delta.content:
                     text += piece.choices[0].delta.content
-                    if heard is not None:
-                        heard.set()
+                    if has_begun is not None:
+                        has_begun.set()
             return "ended", text
         except APITimeoutError:
             return "hung", text
@@ -218,53 +218,53 @@ def unlike(number):
     return f"{number} " + " ".join(words.choice(["Hello", "show", "me", "a", "picture"]) for _ in range(150))
 
 
-async def pictures(house):
+async def pictures(deployment):
     question, expected = "What number is written?", "427"
     data = base64.b64encode((DEMO / "pictures/number.png").read_bytes()).decode()
     shown = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]
-    answers = [await house.ask(shown + [{"type": "text", "text": question}], 16) for _ in range(3)]
+    answers = [await deployment.ask(shown + [{"type": "text", "text": question}], 16) for _ in range(3)]
     said = [answer.choices[0].message.content for answer in answers]
     check("the answer about a picture is right each time", said == [expected] * 3, said)
     try:
         far = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}, {"type": "text", "text": "?"}]
-        await house.ask(far)
+        await deployment.ask(far)
         check("a picture from a host that is not allowed is refused", False)
     except APIError as error:
         check("a picture from a host that is not allowed is refused", getattr(error, "status_code", 0) == 400, error)
 
 
-async def prefixes(house):
-    first = [await house.ask(unlike(number)) for number in range(12)]
+async def prefixes(deployment):
+    first = [await deployment.ask(unlike(number)) for number in range(12)]
     await asyncio.sleep(0.3)
-    again = [await house.ask(unlike(number)) for number in range(12)]
+    again = [await deployment.ask(unlike(number)) for number in range(12)]
     cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in again]
     whole = [(answer.usage.prompt_tokens - 1) // 16 * 16 for answer in again]
     same = sum(worker_of(one) == worker_of(other) for one, other in zip(first, again))
     check("equal prompts go to the worker that has their blocks", same == 12, f"{same} of 12")
-    told = f"{sum(cached)} of {sum(whole)} tokens"
-    check("replies to equal prompts report all whole blocks as cached", cached == whole, told)
+    detail = f"{sum(cached)} of {sum(whole)} tokens"
+    check("replies to equal prompts report all whole blocks as cached", cached == whole, detail)
     check("different prompts go to several workers", len({worker_of(answer) for answer in first}) > 1)
 
 
-async def sleeping(house):
-    asleep = house.workers[0]
-    told = asleep.control("sleep", level=1)
-    check("the control `sleep` suspends a worker", told.get("is_sleeping") is True, told)
-    before, others = asleep.replies(), sum(worker.replies() for worker in house.workers[1:])
-    results = await asyncio.gather(*(house.stream(unlike(100 + number), 4) for number in range(40)))
+async def sleeping(deployment):
+    asleep = deployment.workers[0]
+    state = asleep.control("sleep", level=1)
+    check("the control `sleep` suspends a worker", state.get("is_sleeping") is True, state)
+    before, others = asleep.replies(), sum(worker.replies() for worker in deployment.workers[1:])
+    results = await asyncio.gather(*(deployment.stream(unlike(100 + number), 4) for number in range(40)))
     check("no request fails while a worker sleeps", *all_ended(results))
     check("a worker that sleeps gets no requests", asleep.replies() == before)
-    check("the other workers get all requests", sum(worker.replies() for worker in house.workers[1:]) == others + 40)
-    told = asleep.control("wake_up")
-    check("the control `wake_up` wakes the worker", told.get("is_sleeping") is False, told)
+    check("the other workers get all requests", sum(worker.replies() for worker in deployment.workers[1:]) == others + 40)
+    state = asleep.control("wake_up")
+    check("the control `wake_up` wakes the worker", state.get("is_sleeping") is False, state)
     begun = time.monotonic()
     while asleep.replies() == before and time.monotonic() - begun < PATIENCE_S:
-        await asyncio.gather(*(house.ask(unlike(time.monotonic_ns())) for _ in range(6)))
+        await asyncio.gather(*(deployment.ask(unlike(time.monotonic_ns())) for _ in range(6)))
     check("the woken worker gets requests again", asleep.replies() > before)
 
 
-async def shrinking(house):
-    small = house.workers[1]
+async def shrinking(deployment):
+    small = deployment.workers[1]
     blocks = small.metric("dynamo_component_total_blocks")
     begun = time.monotonic()
     # Another process takes the free memory repeatedly, until at most a sixth of the blocks is left.
@@ -272,35 +272,35 @@ async def shrinking(house):
         held = small.control("other_process", bytes=1 << 40)["bytes"]
         await asyncio.sleep(0.1)
     left = small.metric("dynamo_component_total_blocks")
-    told = f"{blocks:.0f} to {left:.0f} blocks, {held} bytes"
-    check("a cache that shrinks for another process is reported", left <= blocks / 6, told)
+    detail = f"{blocks:.0f} to {left:.0f} blocks, {held} bytes"
+    check("a cache that shrinks for another process is reported", left <= blocks / 6, detail)
     shrunk = small.metric("bursar_kv_blocks")
     check("the reported number of blocks is the worker's", left == shrunk, f"{shrunk:.0f}")
     await asyncio.sleep(1)
     before = small.replies()
-    results = await asyncio.gather(*(house.stream(unlike(200 + number), 4) for number in range(40)))
-    told = f"{small.replies() - before:.0f} of 40"
-    check("a worker with few blocks left gets no more requests", small.replies() == before, told)
+    results = await asyncio.gather(*(deployment.stream(unlike(200 + number), 4) for number in range(40)))
+    detail = f"{small.replies() - before:.0f} of 40"
+    check("a worker with few blocks left gets no more requests", small.replies() == before, detail)
     check("no request fails while a worker has few blocks", *all_ended(results))
     small.control("other_process", bytes=0)
     await until("the blocks are back", lambda: small.metric("dynamo_component_total_blocks") == blocks)
     begun = time.monotonic()
     while small.replies() == before and time.monotonic() - begun < PATIENCE_S:
-        await asyncio.gather(*(house.ask(unlike(time.monotonic_ns())) for _ in range(6)))
+        await asyncio.gather(*(deployment.ask(unlike(time.monotonic_ns())) for _ in range(6)))
     check("the worker gets requests again when its memory is back", small.replies() > before)
 
 
-async def dying(house):
+async def dying(deployment):
     prompts = [f"Tell me about {number}." for number in range(18)]
-    expected = [await house.stream(prompt, 120) for prompt in prompts]
-    heard = [asyncio.Event() for _ in prompts]
-    streams = [asyncio.create_task(house.stream(prompt, 120, event)) for prompt, event in zip(prompts, heard)]
-    await until("half of the replies have begun", lambda: sum(event.is_set() for event in heard) >= 9)
-    victim = house.workers[2]
+    expected = [await deployment.stream(prompt, 120) for prompt in prompts]
+    begun = [asyncio.Event() for _ in prompts]
+    streams = [asyncio.create_task(deployment.stream(prompt, 120, event)) for prompt, event in zip(prompts, begun)]
+    await until("half of the replies have begun", lambda: sum(event.is_set() for event in begun) >= 9)
+    victim = deployment.workers[2]
     victim.kill()
     results = await asyncio.gather(*streams)
     kinds = Counter(kind for kind, _ in results)
-    moved = house.metric("dynamo_frontend_model_migration_total")
+    moved = deployment.metric("dynamo_frontend_model_migration_total")
     check("a worker killed during replies leaves no request hanging or failed", kinds == {"ended": 18}, dict(kinds))
     check("requests of the killed worker moved to other workers", moved > 0, f"{moved:.0f} moves")
     check("the replies are the same as without a death", results == expected)
@@ -308,30 +308,30 @@ async def dying(house):
     await until("the killed worker is back", victim.is_ready)
 
 
-async def forms(house):
-    heard = [asyncio.Event() for _ in range(18)]
+async def forms(deployment):
+    begun = [asyncio.Event() for _ in range(18)]
     form = {"guided_regex": "[a-z ]{400}"}
     prompts = [f"Tell me about {number}." for number in range(18)]
-    streams = [asyncio.create_task(house.stream(prompt, 200, event, form)) for prompt, event in zip(prompts, heard)]
-    await until("half of the replies have begun", lambda: sum(event.is_set() for event in heard) >= 9)
-    victim = house.workers[1]
+    streams = [asyncio.create_task(deployment.stream(prompt, 200, event, form)) for prompt, event in zip(prompts, begun)]
+    await until("half of the replies have begun", lambda: sum(event.is_set() for event in begun) >= 9)
+    victim = deployment.workers[1]
     victim.kill()
     results = await asyncio.gather(*streams)
     kinds = Counter(kind for kind, _ in results)
     # If no reply fails any more, Dynamo also migrates replies with a form, and
     # docs/cluster.md must be updated.
-    told = f"{dict(kinds)}"
-    check("replies with a form fail when a worker dies, and none hangs", kinds["failed"] and not kinds["hung"], told)
+    detail = f"{dict(kinds)}"
+    check("replies with a form fail when a worker dies, and none hangs", kinds["failed"] and not kinds["hung"], detail)
     others = [len(text) for kind, text in results if kind == "ended"]
     check("the other replies have their form", others and set(others) == {400}, f"{len(others)}")
     victim.start()
     await until("the killed worker is back", victim.is_ready)
 
 
-async def ending(house):
-    worker = house.workers[2]
+async def ending(deployment):
+    worker = deployment.workers[2]
     # The replies take longer than Dynamo's default time limit for a worker that shuts down.
-    streams = [asyncio.create_task(house.stream(unlike(300 + number), 1000)) for number in range(24)]
+    streams = [asyncio.create_task(deployment.stream(unlike(300 + number), 1000)) for number in range(24)]
     await asyncio.sleep(0.3)
     worker.process.send_signal(signal.SIGTERM)
     kinds = Counter(kind for kind, _ in await asyncio.gather(*streams))
@@ -341,15 +341,15 @@ async def ending(house):
     await until("the ended worker is back", worker.is_ready)
 
 
-async def storm(house):
+async def storm(deployment):
     """Many requests while workers are killed and restarted, one after another."""
-    before = house.metric("dynamo_frontend_model_migration_total")
-    places, done = asyncio.Semaphore(12), 0
+    before = deployment.metric("dynamo_frontend_model_migration_total")
+    permits, done = asyncio.Semaphore(12), 0
 
     async def one(number):
         nonlocal done
-        async with places:
-            result = await house.stream(f"{number % 97} Hello! {number}", random.Random(number).randrange(4, 60))
+        async with permits:
+            result = await deployment.stream(f"{number % 97} Hello! {number}", random.Random(number).randrange(4, 60))
         done += 1
         return result
 
@@ -361,7 +361,7 @@ async def storm(house):
             target = done + REQUESTS // 8
             while done < target:
                 await asyncio.sleep(0.05)
-            victim = house.workers[kills % WORKERS]
+            victim = deployment.workers[kills % WORKERS]
             victim.kill()
             kills += 1
             victim.start()
@@ -373,10 +373,10 @@ async def storm(house):
     kinds = Counter(kind for kind, _ in results)
     killing.cancel()
     took = time.monotonic() - begun
-    moved = house.metric("dynamo_frontend_model_migration_total") - before
-    told = f"{all_ended(results)[1]}, {moved:.0f} moves, {kills} kills, {took:.0f} s"
-    check(f"none of {REQUESTS} requests hangs over {kills} kills", kinds["hung"] == 0 and kills > 2, told)
-    check("at most one request in a hundred fails", kinds["failed"] * 100 <= REQUESTS, told)
+    moved = deployment.metric("dynamo_frontend_model_migration_total") - before
+    detail = f"{all_ended(results)[1]}, {moved:.0f} moves, {kills} kills, {took:.0f} s"
+    check(f"none of {REQUESTS} requests hangs over {kills} kills", kinds["hung"] == 0 and kills > 2, detail)
+    check("at most one request in a hundred fails", kinds["failed"] * 100 <= REQUESTS, detail)
 
 
 def paces(port, first_number, replies=100, tokens=64):
@@ -395,7 +395,7 @@ def paces(port, first_number, replies=100, tokens=64):
     return {"first_ms": round(statistics.median(first), 3), "each_ms": round(statistics.median(each), 3)}
 
 
-async def overhead(house):
+async def overhead(deployment):
     """The latency that each layer adds to the first token and to each later token, with one
     request at a time."""
     program = WORKER.parent / "examples/overhead"
@@ -404,12 +404,12 @@ async def overhead(house):
     command = [program, "--model", DEMO / "checkpoint", "--device", "host", "--capacity", "256MiB"]
     done = subprocess.run([*command, "--knob", "context_tokens=2048"], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    plain = house.open(["-m", "dynamo.frontend"])
-    await until("the other frontend lists the model", lambda: house.is_listed(plain))
-    for name, port, number in (("frontend.py", house.port, 2000), ("dynamo.frontend", plain, 4000)):
+    plain = deployment.open(["-m", "dynamo.frontend"])
+    await until("the other frontend lists the model", lambda: deployment.is_listed(plain))
+    for name, port, number in (("frontend.py", deployment.port, 2000), ("dynamo.frontend", plain, 4000)):
         # Not measured: the frontend finds its worker and warms up.
         await asyncio.to_thread(paces, port, number + 500, 10)
-        metric = house.workers[0].metric
+        metric = deployment.workers[0].metric
         engine = lambda part: metric("bursar_time_to_first_token_seconds_" + part)
         spent, count = engine("sum"), engine("count")
         found[name] = await asyncio.to_thread(paces, port, number)
@@ -424,19 +424,19 @@ async def overhead(house):
 
 async def main():
     with tempfile.TemporaryDirectory(prefix="bursar-dynamo-") as folder:
-        house = House(folder)
+        deployment = Deployment(folder)
         try:
-            await house.ready()
+            await deployment.ready()
             parts = (pictures, prefixes, sleeping, shrinking, dying, forms, ending, storm)
             chosen = [part for part in (*parts, overhead) if part.__name__ in ONLY] if ONLY else parts
             for part in chosen:
                 print(f"--- {part.__name__}", flush=True)
-                await part(house)
+                await part(deployment)
         except BaseException:
-            print("the frontend's last lines:", house.log.read_text()[-3000:], file=sys.stderr)
+            print("the frontend's last lines:", deployment.log.read_text()[-3000:], file=sys.stderr)
             raise
         finally:
-            house.end()
+            deployment.end()
     failed = [what for what, holds in checks if not holds]
     print(f"{len(checks) - len(failed)} of {len(checks)} checks hold")
     sys.exit(1 if failed else 0)

@@ -68,8 +68,8 @@ using contract::all_reduce::THREADS;
 using contract::common::NO_CHOICE;
 
 template <typename Element, typename Unit>
-__device__ __forceinline__ void one_shot(const Exchange& all, const Place& partial, const Place& out, uint64_t units,
-                                         bool accumulate) {
+__device__ __forceinline__ void one_shot(const Exchange& all, const RowView& partial, const RowView& out,
+                                         uint64_t units, bool accumulate) {
     wait_for_previous_kernel();
     const auto [epoch, half, first, step] = begin(all);
     bring<Unit>(all, half, partial, units, first, step);
@@ -83,8 +83,8 @@ __device__ __forceinline__ void one_shot(const Exchange& all, const Place& parti
 }
 
 template <typename Element, typename Unit>
-__device__ __forceinline__ void two_shot(const Exchange& all, const Place& partial, const Place& out, uint64_t units,
-                                         bool accumulate) {
+__device__ __forceinline__ void two_shot(const Exchange& all, const RowView& partial, const RowView& out,
+                                         uint64_t units, bool accumulate) {
     wait_for_previous_kernel();
     const auto [epoch, half, first, step] = begin(all);
     // Block b processes the same offsets of every share, so block b depends only on the blocks b of
@@ -124,8 +124,8 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
 }
 
 template <typename Element>
-__device__ __forceinline__ void sum_in_pieces(const Exchange& all, const Place& partial, const Place& out, uint64_t units,
-                                              bool accumulate) {
+__device__ __forceinline__ void sum_in_pieces(const Exchange& all, const RowView& partial, const RowView& out,
+                                              uint64_t units, bool accumulate) {
     wait_for_previous_kernel();
     const auto [epoch, half, start, step] = begin(all);
     const uint8_t* here = all.data[all.rank] + half;
@@ -178,8 +178,8 @@ __device__ __forceinline__ float squares_of_unit(const uint4& unit) {
 // Begins the collective of a norm. The weights of this thread's unit, which no kernel writes, are
 // read before the previous kernel ends.
 template <typename Element>
-__device__ __forceinline__ Turn begin_norm(const Exchange& all, const Element* weight, uint32_t vector, bool is_in,
-                                           uint4& by_words) {
+__device__ __forceinline__ Collective begin_norm(const Exchange& all, const Element* weight, uint32_t vector,
+                                                 bool is_in, uint4& by_words) {
     by_words = is_in ? load_words<VECTOR<Element>>(weight + vector * VECTOR<Element>) : uint4{};
     if (all.apart != 0) {
         let_next_kernel_start();
@@ -188,24 +188,24 @@ __device__ __forceinline__ Turn begin_norm(const Exchange& all, const Element* w
     return begin(all);
 }
 
-__device__ __forceinline__ uint4* unit_in(const Place& place, uint64_t row, uint32_t column) {
-    return reinterpret_cast<uint4*>(place.start) + row * place.pitch + column;
+__device__ __forceinline__ uint4* unit_in(const RowView& rows, uint64_t row, uint32_t column) {
+    return reinterpret_cast<uint4*>(rows.start) + row * rows.pitch + column;
 }
 
 // Each thread processes the same unit of every row of its block. A piece is `DEPTH` rows, which are
 // added up and normalized together.
 template <uint32_t DEPTH, typename Element, typename Out>
-__device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, const Place& partial, const Place& residual,
-                                                       const Element* weight, NormTerms terms, const Out& out,
-                                                       uint32_t rows) {
+__device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, const RowView& partial,
+                                                       const RowView& residual, const Element* weight, NormTerms terms,
+                                                       const Out& out, uint32_t rows) {
     // One buffer suffices: between the sums of two pieces, all threads wait for the next piece.
     __shared__ float squares_of[DEPTH][WARPS_MAX], largest_of_rows[DEPTH][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
     uint4 by_words;
-    const Turn turn = begin_norm(all, weight, vector, is_in, by_words);
-    const uint8_t* here = all.data[all.rank] + turn.half;
-    uint8_t* there = all.data[1 - all.rank] + turn.half;
+    const Collective collective = begin_norm(all, weight, vector, is_in, by_words);
+    const uint8_t* here = all.data[all.rank] + collective.half;
+    uint8_t* there = all.data[1 - all.rank] + collective.half;
     // Calls `work(index in the piece, row, this thread's unit in rows without gaps)` for each
     // row of a piece.
     const auto each = [&](uint32_t piece, auto work) {
@@ -244,24 +244,24 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
                      [&](auto work) { each(piece, [&](uint32_t i, uint32_t row, uint64_t) { work(i, row); }); });
     };
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
-    in_pieces(all, turn.epoch, (rows_of_a_block + DEPTH - 1) / DEPTH, push, add);
-    leave(all, turn.epoch);
+    in_pieces(all, collective.epoch, (rows_of_a_block + DEPTH - 1) / DEPTH, push, add);
+    leave(all, collective.epoch);
 }
 
 // Each thread processes the same unit of every row of its block. A piece has one row per rank;
 // there are at most `RANKS` ranks. The ranks' inputs of one piece and the sums of the previous
 // piece are in flight together and announced together.
 template <uint32_t RANKS, typename Element, typename Out>
-__device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, const Place& partial, const Place& residual,
-                                                       const Element* weight, NormTerms terms, const Out& out,
-                                                       uint32_t rows) {
+__device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, const RowView& partial,
+                                                       const RowView& residual, const Element* weight, NormTerms terms,
+                                                       const Out& out, uint32_t rows) {
     // One buffer suffices: between the norms of two pieces, all threads pass the barrier of
     // `have_come`.
     __shared__ float squares_of[RANKS][WARPS_MAX], largest_of_rows[RANKS][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
     uint4 by_words;
-    const Turn turn = begin_norm(all, weight, vector, is_in, by_words);
+    const Collective collective = begin_norm(all, weight, vector, is_in, by_words);
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
     const uint32_t pieces = (rows_of_a_block + all.ranks - 1) / all.ranks;
     // Blocks begin with different ranks, so that even a few rows are distributed over the ranks.
@@ -273,7 +273,7 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
     // The half of a rank's exchange memory holds the sums of all rows, followed by each other
     // rank's input for the rows that this rank owns.
     const auto unit_at = [&](uint32_t rank, uint64_t row) {
-        return all.data[rank] + turn.half + (row * vectors + vector) * sizeof(uint4);
+        return all.data[rank] + collective.half + (row * vectors + vector) * sizeof(uint4);
     };
     const auto brought = [&](uint32_t to, uint32_t from, uint32_t piece) {
         const uint64_t before = from < to ? from : from - 1;
@@ -340,7 +340,7 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
         write_normed(out, sum, by_words, squares, terms, vector, largest_of_rows, [&](auto work) { each(piece, work); });
     };
     push(0);
-    announce(all, turn.epoch, 1);
+    announce(all, collective.epoch, 1);
     for (uint32_t round = 0; round <= pieces; ++round) {
         if (round + 1 < pieces) {
             push(round + 1);
@@ -348,26 +348,26 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
         // Waits for the other ranks' inputs of this round's piece and their sums of the
         // previous piece. A rank that owns no row of the piece also waits, so that it
         // notices a missing rank.
-        if (!have_come(all, turn.epoch, round + 1)) {
+        if (!have_come(all, collective.epoch, round + 1)) {
             break;
         }
         if (round < pieces) {
             if (has_row(round, all.rank)) {
                 add(round);
             }
-            announce(all, turn.epoch, round + 2);
+            announce(all, collective.epoch, round + 2);
         }
         if (round > 0) {
             norm(round - 1);
         }
     }
-    leave(all, turn.epoch);
+    leave(all, collective.epoch);
 }
 
 // Each thread processes the same unit of every row of its block, and reads the next row while the
 // current row is normalized. There are at most `RANKS` ranks.
 template <bool PUSHES, uint32_t RANKS, typename Element, typename Out>
-__device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& partial, const Place& residual,
+__device__ __forceinline__ void sum_and_norm(const Exchange& all, const RowView& partial, const RowView& residual,
                                              const Element* weight, NormTerms terms, const Out& out, uint32_t rows) {
     __shared__ float squares_of[2][WARPS_MAX], largest_of_rows[1][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
@@ -410,8 +410,8 @@ __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& p
     if (came) {
         fetch(blockIdx.x);
     }
-    uint32_t turn = 0;
-    for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+    uint32_t buffer = 0;
+    for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x, buffer ^= 1) {
         if (!__syncthreads_and(came)) {
             break;
         }
@@ -424,7 +424,7 @@ __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& p
         const float squares = squares_of_unit<Element>(sum);
         fetch(row + gridDim.x);
         const uint4 sums[1] = {sum};
-        const float squares_of_row[1] = {block_sum(squares, squares_of[turn])};
+        const float squares_of_row[1] = {block_sum(squares, squares_of[buffer])};
         write_normed(out, sums, by_words, squares_of_row, terms, vector, largest_of_rows, [&](auto work) {
             if (is_in) {
                 work(0, row);
@@ -435,7 +435,7 @@ __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& p
 }
 
 template <typename Unit>
-__device__ __forceinline__ void gather(const Exchange& all, const Place& part, const Place& out, uint64_t units) {
+__device__ __forceinline__ void gather(const Exchange& all, const RowView& part, const RowView& out, uint64_t units) {
     wait_for_previous_kernel();
     const auto [epoch, half, first, step] = begin(all);
     bring<Unit>(all, half, part, units, first, step);
@@ -456,16 +456,18 @@ __device__ __forceinline__ void gather(const Exchange& all, const Place& part, c
 __device__ __forceinline__ void pick_best(const Exchange& all, const float* x, uint32_t pitch, uint32_t first_column,
                                           uint32_t* out, uint32_t rows) {
     wait_for_previous_kernel();
-    const Turn turn = begin(all);
-    const auto found = [&](uint32_t rank, uint64_t row) { return all.data[rank] + turn.half + row * sizeof(uint2); };
-    for (uint64_t row = turn.first; row < rows; row += turn.step) {
+    const Collective collective = begin(all);
+    const auto found = [&](uint32_t rank, uint64_t row) {
+        return all.data[rank] + collective.half + row * sizeof(uint2);
+    };
+    for (uint64_t row = collective.first; row < rows; row += collective.step) {
         const uint32_t place = out[row];
         *reinterpret_cast<uint2*>(found(all.rank, row)) =
             place == NO_CHOICE ? make_uint2(0, NO_CHOICE)
                                : make_uint2(__float_as_uint(x[row * pitch + place]), first_column + place);
     }
-    if (meet(all, 0, turn.epoch)) {
-        for (uint64_t row = turn.first; row < rows; row += turn.step) {
+    if (meet(all, 0, collective.epoch)) {
+        for (uint64_t row = collective.first; row < rows; row += collective.step) {
             uint2 best = make_uint2(0, NO_CHOICE);
             for (uint32_t rank = 0; rank < all.ranks; ++rank) {
                 const uint2 next = load_exchanged<uint2>(found(rank, row));
@@ -479,40 +481,40 @@ __device__ __forceinline__ void pick_best(const Exchange& all, const float* x, u
             out[row] = best.y;
         }
     }
-    leave(all, turn.epoch);
+    leave(all, collective.epoch);
 }
 
 #define KERNELS(name, Element)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_##name(                               \
-        const __grid_constant__ Exchange all, Place partial, Place out, uint64_t units, uint32_t accumulate) {     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_##name(                                    \
+        const __grid_constant__ Exchange all, RowView partial, RowView out, uint64_t units, uint32_t accumulate) { \
         one_shot<Element, uint4>(all, partial, out, units, accumulate != 0);                                       \
     }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_odd_##name(                           \
-        const __grid_constant__ Exchange all, Place partial, Place out, uint64_t units, uint32_t accumulate) {     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_odd_##name(                                \
+        const __grid_constant__ Exchange all, RowView partial, RowView out, uint64_t units, uint32_t accumulate) { \
         one_shot<Element, uint16_t>(all, partial, out, units, accumulate != 0);                                    \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_two_shot_##name(                               \
-        const __grid_constant__ Exchange all, Place partial, Place out, uint64_t units, uint32_t accumulate) {     \
+        const __grid_constant__ Exchange all, RowView partial, RowView out, uint64_t units, uint32_t accumulate) { \
         two_shot<Element, uint4>(all, partial, out, units, accumulate != 0);                                       \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_pieces_##name(                                 \
-        const __grid_constant__ Exchange all, Place partial, Place out, uint64_t units, uint32_t accumulate) {     \
+        const __grid_constant__ Exchange all, RowView partial, RowView out, uint64_t units, uint32_t accumulate) { \
         sum_in_pieces<Element>(all, partial, out, units, accumulate != 0);                                         \
     }
 FOR_EACH_ACTIVATION(KERNELS)
 
 #define NORM(kernel, name, THREADS_MAX, Element, ...)                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1) kernel##_##name(                                  \
-        const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon, \
-        float weight_offset, Element* out, uint32_t rows) {                                                        \
+        const __grid_constant__ Exchange all, RowView partial, RowView residual, const Element* weight,            \
+        float epsilon, float weight_offset, Element* out, uint32_t rows) {                                         \
         const Plain<Element> to{partial.columns * VECTOR<Element>, out};                                           \
         __VA_ARGS__(all, partial, residual, weight, NormTerms{epsilon, weight_offset}, to, rows);                  \
     }
 #define ROUNDED(kernel, name, THREADS_MAX, Element, ...)                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1) kernel##_rounded_##name(                          \
-        const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon, \
-        float weight_offset, Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales,             \
-        uint32_t rows) {                                                                                           \
+        const __grid_constant__ Exchange all, RowView partial, RowView residual, const Element* weight,            \
+        float epsilon, float weight_offset, Element* plain, uint32_t kind, float fixed, uint8_t* data,             \
+        float* scales, uint32_t rows) {                                                                            \
         const Target<Element> to{partial.columns * VECTOR<Element>, plain, kind, fixed, data, scales};             \
         __VA_ARGS__(all, partial, residual, weight, NormTerms{epsilon, weight_offset}, to, rows);                  \
     }
@@ -531,12 +533,12 @@ FOR_EACH_ACTIVATION(NORMS)
 static_assert(RANKS_MAX == 8, "the kernels above support up to 8 ranks");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    all_gather(const __grid_constant__ Exchange all, Place part, Place out, uint64_t units) {
+    all_gather(const __grid_constant__ Exchange all, RowView part, RowView out, uint64_t units) {
     gather<uint4>(all, part, out, units);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    all_gather_odd(const __grid_constant__ Exchange all, Place part, Place out, uint64_t units) {
+    all_gather_odd(const __grid_constant__ Exchange all, RowView part, RowView out, uint64_t units) {
     gather<uint16_t>(all, part, out, units);
 }
 

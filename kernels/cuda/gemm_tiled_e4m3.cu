@@ -166,9 +166,9 @@ __device__ __forceinline__ uint4 load_chunk(const uint8_t* row, bool is_there, u
 template <uint32_t TILES>
 __device__ __forceinline__ void small_m(const Product& product) {
     constexpr uint32_t ROWS = TILES * FRAGMENT_ROWS, CHUNKS = GROUP / (4 * CHUNK);
-    static_assert(SMALL_M_FEATURES == FRAGMENT_FEATURES && SMALL_M_THREADS == FEW_WARPS * WARP,
+    static_assert(SMALL_M_FEATURES == FRAGMENT_FEATURES && SMALL_M_THREADS == SMALL_M_WARPS * WARP,
                   "each warp multiplies the features of one fragment");
-    __shared__ float parts[FEW_WARPS][ROWS][SMALL_M_FEATURES + 1];
+    __shared__ float parts[SMALL_M_WARPS][ROWS][SMALL_M_FEATURES + 1];
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, of_eight = lane / 4, pair = lane % 4;
     const uint32_t first_feature = blockIdx.x * SMALL_M_FEATURES, first_row = blockIdx.y * ROWS;
     const uint32_t groups = product.groups(), columns = product.columns;
@@ -199,14 +199,14 @@ __device__ __forceinline__ void small_m(const Product& product) {
     float sums[TILES][4] = {};
     load_weights(warp);
 #pragma unroll 1
-    for (uint32_t group = warp; group < groups; group += FEW_WARPS) {
+    for (uint32_t group = warp; group < groups; group += SMALL_M_WARPS) {
         uint4 now[CHUNKS][2];
 #pragma unroll
         for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
             now[chunk][0] = next[chunk][0];
             now[chunk][1] = next[chunk][1];
         }
-        load_weights(group + FEW_WARPS);
+        load_weights(group + SMALL_M_WARPS);
         float partial[TILES][4] = {};
 #pragma unroll
         for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -243,7 +243,7 @@ __device__ __forceinline__ void small_m(const Product& product) {
         const uint32_t row = at / SMALL_M_FEATURES, feature = at % SMALL_M_FEATURES;
         float sum = 0.0f;
 #pragma unroll
-        for (uint32_t part = 0; part < FEW_WARPS; ++part) {
+        for (uint32_t part = 0; part < SMALL_M_WARPS; ++part) {
             sum += parts[part][row][feature];
         }
         store_sum(product, first_row + row, first_feature + feature, sum);

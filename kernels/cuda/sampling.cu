@@ -141,16 +141,16 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         return warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
     };
 
-    bool not_numbers = false;
-    for_each_held(held, slice, [&](float logit, uint32_t) { not_numbers |= !(logit < INFINITY); });
-    const bool any_not_numbers = __any_sync(EVERY_LANE, not_numbers);
+    bool non_finite = false;
+    for_each_held(held, slice, [&](float logit, uint32_t) { non_finite |= !(logit < INFINITY); });
+    const bool any_non_finite = __any_sync(EVERY_LANE, non_finite);
     uint32_t raw_largest = largest_of_groups(room.raw_group_largest);
     const uint32_t raw_finite = counted ? finite_of_warp() : raw_largest > KEY_OF_NOTHING;
     __syncthreads();
     if (lane_of_thread() == 0) {
         largest_of_warp[0][warp_of_thread()] = raw_largest;
         atomicAdd(&counts[0], raw_finite);
-        atomicOr(&counts[2], any_not_numbers ? 1u : 0u);
+        atomicOr(&counts[2], any_non_finite ? 1u : 0u);
     }
     __syncthreads();
     raw_largest = largest_of_block(largest_of_warp[0]);
@@ -202,7 +202,7 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         facts.largest = largest;
         facts.first_largest = counts[3];
         facts.finite = is_changed ? counts[1] : counts[0];
-        facts.not_numbers = counts[2];
+        facts.non_finite = counts[2];
         facts.least = NONE;
         for (uint32_t warp = 0; warp < SLICE_WARPS; ++warp) {
             facts.raw_sum += reported ? sums[0][warp] : 0.0f;
@@ -240,21 +240,21 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
         return;
     }
     if (warp_of_thread() == 0) {
-        uint32_t raw_largest = 0, largest = 0, raw_finite = 0, finite = 0, not_numbers = 0, least = NONE;
+        uint32_t raw_largest = 0, largest = 0, raw_finite = 0, finite = 0, non_finite = 0, least = NONE;
         for (uint32_t slice = lane_of_thread(); slice < slices; slice += LANES) {
             const SliceFacts& facts = room.facts[slice];
             raw_largest = max(raw_largest, facts.raw_largest);
             largest = max(largest, facts.largest);
             raw_finite += facts.raw_finite;
             finite += facts.finite;
-            not_numbers |= facts.not_numbers;
+            non_finite |= facts.non_finite;
             least = min(least, facts.least);
         }
         raw_largest = warp_largest(raw_largest);
         largest = warp_largest(largest);
         raw_finite = warp_count(raw_finite);
         finite = warp_count(finite);
-        not_numbers = warp_largest(not_numbers);
+        non_finite = warp_largest(non_finite);
         least = warp_least(least);
         const Softening softening = softening_of(wanted.temperature == 0.0 ? 1.0 : wanted.temperature);
         uint32_t first = NONE;
@@ -274,7 +274,8 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
         sum = warp_sum(sum);
         if (lane_of_thread() == 0) {
             plan.raw_log_total = log(raw_sum);
-            plan.fault = not_numbers ? FAULT_NOT_NUMBERS : finite == 0 || raw_finite == 0 ? FAULT_NOTHING_ALLOWED : 0;
+            const uint32_t no_choice = finite == 0 || raw_finite == 0 ? FAULT_NOTHING_ALLOWED : 0;
+            plan.fault = non_finite ? FAULT_NON_FINITE_LOGITS : no_choice;
             plan.chosen = plan.fault != 0 || !is_greedy(wanted) ? NONE : is_given(wanted) ? wanted.given : first;
             plan.top_k = wanted.top_k < finite ? wanted.top_k : 0;
             plan.way = plan.fault != 0 || is_greedy(wanted)         ? WAY_DONE

@@ -46,11 +46,11 @@ impl ActivationFormat {
 pub struct Activations<'s> {
     /// Unquantized rows, in the target's activation type.
     pub plain: Option<Tensor<'s>>,
-    pub rounded: Option<Rounded<'s>>,
+    pub quantized: Option<QuantizedRows<'s>>,
 }
 
 /// Quantized rows and their scales.
-pub struct Rounded<'s> {
+pub struct QuantizedRows<'s> {
     /// `[rows, columns]` [`Quantization::ELEMENTS`], contiguous.
     pub data: Tensor<'s>,
     /// `[rows, row_scales]` f32, contiguous; see [`Quantization::row_scales`].
@@ -60,7 +60,7 @@ pub struct Rounded<'s> {
 
 impl<'s> Activations<'s> {
     pub fn of_plain(plain: Tensor<'s>) -> Self {
-        Activations { plain: Some(plain), rounded: None }
+        Activations { plain: Some(plain), quantized: None }
     }
 
     pub fn rows(&self) -> usize {
@@ -73,18 +73,18 @@ impl<'s> Activations<'s> {
 
     /// Returns the rows `range` in each format. Panics if `range` is out of bounds.
     pub(crate) fn row_range(&self, range: Range<usize>) -> Activations<'_> {
-        let rounded = self.rounded.as_ref().map(|rounded| Rounded {
-            data: rounded.data.row_range(range.clone()),
-            scales: rounded.scales.row_range(range.clone()),
-            quantization: rounded.quantization,
+        let quantized = self.quantized.as_ref().map(|quantized| QuantizedRows {
+            data: quantized.data.row_range(range.clone()),
+            scales: quantized.scales.row_range(range.clone()),
+            quantization: quantized.quantization,
         });
-        Activations { plain: self.plain.as_ref().map(|plain| plain.row_range(range)), rounded }
+        Activations { plain: self.plain.as_ref().map(|plain| plain.row_range(range)), quantized }
     }
 
     /// Returns the bytes of all formats together.
     pub fn bytes(&self) -> Bytes {
         let plain = self.plain.as_ref().map_or(Bytes::ZERO, Tensor::bytes);
-        self.rounded.as_ref().map_or(plain, |rounded| plain + rounded.bytes())
+        self.quantized.as_ref().map_or(plain, |quantized| plain + quantized.bytes())
     }
 
     /// Returns the unquantized rows. The model's code chooses the formats when it creates the
@@ -95,27 +95,30 @@ impl<'s> Activations<'s> {
 
     /// Returns the unquantized rows if they are the only format.
     pub(crate) fn lone_plain(&self) -> Option<&Tensor<'s>> {
-        self.plain.as_ref().filter(|_| self.rounded.is_none())
+        self.plain.as_ref().filter(|_| self.quantized.is_none())
     }
 
     /// Returns any of the tensors, for its shape.
     pub(crate) fn any(&self) -> &Tensor<'s> {
-        let rounded = || &self.rounded.as_ref().expect("the activations exist in some format").data;
-        self.plain.as_ref().unwrap_or_else(rounded)
+        let quantized = || &self.quantized.as_ref().expect("the activations exist in some format").data;
+        self.plain.as_ref().unwrap_or_else(quantized)
     }
 
     pub(crate) fn view(&self) -> Activations<'_> {
-        Activations { plain: self.plain.as_ref().map(Tensor::view), rounded: self.rounded.as_ref().map(Rounded::view) }
+        Activations {
+            plain: self.plain.as_ref().map(Tensor::view),
+            quantized: self.quantized.as_ref().map(QuantizedRows::view),
+        }
     }
 
     /// Returns a view of only the rows that are quantized as `wanted`, or of only the unquantized
     /// rows for `None`. Returns `None` if that format is missing.
     pub(crate) fn only(&self, wanted: Option<Quantization>) -> Option<Activations<'_>> {
         match wanted {
-            None => Some(Activations { plain: Some(self.plain.as_ref()?.view()), rounded: None }),
+            None => Some(Activations { plain: Some(self.plain.as_ref()?.view()), quantized: None }),
             Some(wanted) => {
-                let rounded = self.rounded.as_ref().filter(|rounded| rounded.quantization == wanted)?;
-                Some(Activations { plain: None, rounded: Some(rounded.view()) })
+                let quantized = self.quantized.as_ref().filter(|quantized| quantized.quantization == wanted)?;
+                Some(Activations { plain: None, quantized: Some(quantized.view()) })
             }
         }
     }
@@ -123,7 +126,7 @@ impl<'s> Activations<'s> {
 
 /// Space for activations that are computed one after another, each in a different format.
 pub struct ActivationScratch<'s> {
-    /// `[rows, columns]`
+    /// `[rows, columns]` in the target's activation type.
     pub(crate) plain: Option<Tensor<'s>>,
     /// `[rows, columns]` [`Quantization::ELEMENTS`]
     pub(crate) data: Option<Tensor<'s>>,
@@ -142,25 +145,25 @@ impl ActivationScratch<'_> {
     pub fn place(&mut self, format: ActivationFormat, rows: usize) -> Activations<'_> {
         const NONE: &str = "the scratch has space for this format";
         let plain = format.is_unquantized.then(|| self.plain.as_mut().expect(NONE).row_range_mut(0..rows));
-        let rounded = format.quantization.map(|quantization| {
+        let quantized = format.quantization.map(|quantization| {
             let (data, scales) = (self.data.as_mut().expect(NONE), self.scales.as_mut().expect(NONE));
             let (all, of_row) = (scales.columns(), quantization.row_scales(data.columns()));
             assert!(rows <= data.rows() && of_row <= all, "{NONE}: {rows} rows of {quantization:?}");
             let scales = Tensor::over(scales.address(), [rows, of_row].into(), DType::F32);
-            Rounded { data: data.row_range_mut(0..rows), scales, quantization }
+            QuantizedRows { data: data.row_range_mut(0..rows), scales, quantization }
         });
-        Activations { plain, rounded }
+        Activations { plain, quantized }
     }
 }
 
-impl Rounded<'_> {
+impl QuantizedRows<'_> {
     /// Bytes of numbers and scales.
     pub fn bytes(&self) -> Bytes {
         self.data.bytes() + self.scales.bytes()
     }
 
-    pub(crate) fn view(&self) -> Rounded<'_> {
-        Rounded { data: self.data.view(), scales: self.scales.view(), quantization: self.quantization }
+    pub(crate) fn view(&self) -> QuantizedRows<'_> {
+        QuantizedRows { data: self.data.view(), scales: self.scales.view(), quantization: self.quantization }
     }
 }
 

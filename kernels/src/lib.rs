@@ -42,7 +42,7 @@ mod tensor;
 mod weight;
 mod work;
 
-pub use activations::{ActivationFormat, ActivationScratch, Activations, Rounded};
+pub use activations::{ActivationFormat, ActivationScratch, Activations, QuantizedRows};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use blocks::{BlockRows, BlockType, widen_blocks};
 pub use cpu::Cpu;

@@ -3,8 +3,8 @@
 use bursar_budgets::{Bytes, Frame, Workspace};
 
 use crate::{
-    ActivationFormat, ActivationScratch, Activations, Backend, DType, KernelError, Quantization, Rank, Rounded, Shape,
-    Target, Tensor, Work, WorkCounter,
+    ActivationFormat, ActivationScratch, Activations, Backend, DType, KernelError, Quantization, QuantizedRows, Rank,
+    Shape, Target, Tensor, Work, WorkCounter,
 };
 
 /// The frame from which a pass allocates its temporaries, and the backend that runs its operations.
@@ -118,15 +118,15 @@ impl<'w, B: Backend> Scope<'w, B> {
         columns: usize,
     ) -> Result<Activations<'_>, KernelError> {
         let plain = if format.is_unquantized { Some(self.empty([rows, columns])?) } else { None };
-        let rounded = match format.quantization {
-            Some(quantization) => Some(Rounded {
+        let quantized = match format.quantization {
+            Some(quantization) => Some(QuantizedRows {
                 data: self.take([rows, columns], Quantization::ELEMENTS)?,
                 scales: self.empty_f32([rows, quantization.row_scales(columns)])?,
                 quantization,
             }),
             None => None,
         };
-        Ok(Activations { plain, rounded })
+        Ok(Activations { plain, quantized })
     }
 
     /// Allocates scratch of a size that the target declared. The backend decides how to use it.
@@ -147,7 +147,7 @@ impl<'w, B: Backend> Scope<'w, B> {
 
     /// Counts the work of a GEMM whose activations are `x`.
     pub(crate) fn count_product(&self, x: &Activations<'_>, work: Work) {
-        let is_rounded = x.rounded.is_some() && self.target().has_quantized_mma();
-        self.count(Work { rounded_flops: if is_rounded { work.flops } else { 0 }, ..work });
+        let is_quantized = x.quantized.is_some() && self.target().has_quantized_mma();
+        self.count(Work { quantized_flops: if is_quantized { work.flops } else { 0 }, ..work });
     }
 }

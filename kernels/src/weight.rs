@@ -50,7 +50,7 @@ impl<'m> Weight<'m> {
         self.scales.as_ref().map(|scales| QuantizationScheme {
             elements: self.dtype(),
             weights: scales.by,
-            activations: scales.activations.map(|rounded| rounded.map(drop)),
+            activations: scales.activations.map(|quantized| quantized.map(drop)),
             has_zero_points: scales.zero_points.is_some(),
         })
     }

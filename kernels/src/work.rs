@@ -15,7 +15,7 @@ pub struct Work {
     pub flops: u64,
     /// The part of `flops` in GEMMs that the target multiplies in a quantized type, which is twice
     /// as fast as in 16 bits.
-    pub rounded_flops: u64,
+    pub quantized_flops: u64,
     /// Bytes read and written.
     pub bytes: Bytes,
 }
@@ -31,7 +31,7 @@ impl Work {
 impl AddAssign for Work {
     fn add_assign(&mut self, other: Work) {
         self.flops += other.flops;
-        self.rounded_flops += other.rounded_flops;
+        self.quantized_flops += other.quantized_flops;
         self.bytes += other.bytes;
     }
 }

@@ -327,7 +327,8 @@ def is_clear(shape: Shape, others, taken, width, height) -> bool:
 
 
 def place_shapes(rng, width, height, count, taken) -> list[Shape]:
-    """Up to `count` shapes (fewer if there is no space), from left to right."""
+    """Up to `count` shapes (fewer if there is no space), from left to right. If nothing is `taken`,
+    there is at least one shape, because the first one always fits."""
     scale = math.sqrt(width * height)
     largest = {0: 0.36, 1: 0.36, 2: 0.26, 3: 0.22, 4: 0.19}[count]
     few_colours = [pick(rng, list(COLOURS)) for _ in range(2)] if rng.random() < 0.3 else None
@@ -510,8 +511,6 @@ def draw_scene(rng, fonts: tuple[str, ...] = (), wide: bool = False, tidy: bool 
         number, mask, corner = place_number(rng, width, height, shape_count == 0, fonts)
         taken = (corner[0], corner[1], corner[0] + mask.width, corner[1] + mask.height)
     shapes = place_shapes(rng, width, height, shape_count, taken)
-    if not shapes and number is None:  # never happens: without a number, the first shape always fits
-        return draw_scene(rng, fonts, wide, tidy)
     scene = Scene(width, height, pick(rng, ("light", "dark")), shapes, number)
     image = paint_background(rng, scene)
     for shape in shapes:

@@ -11,8 +11,8 @@ use std::{
 
 use thiserror::Error;
 
-/// Size limit in bytes for reading. Writing does not check the limit, because the content is always
-/// far smaller. A larger file was therefore written by another program.
+/// Size limit in bytes for reading and writing. A larger file was therefore written by another
+/// program.
 pub const BYTES_MAX: u64 = 1 << 20;
 
 /// A temporary file older than this was left by a process that died while writing.
@@ -30,7 +30,7 @@ pub enum CacheFileError {
     /// The path is a folder, a pipe or something else that is not a regular file.
     #[error("it is not a regular file")]
     NotAFile,
-    /// The file is larger than [`BYTES_MAX`].
+    /// The file or the new content is larger than [`BYTES_MAX`].
     #[error("it has {bytes} bytes; the limit is {BYTES_MAX}")]
     TooLarge { bytes: u64 },
     /// The operating system reports an error on writing.
@@ -100,8 +100,13 @@ impl CacheFile {
     /// the user's other files (`umask`).
     ///
     /// # Errors
-    /// [`CacheFileError::Unwritable`]; the old content is then unchanged.
+    /// [`CacheFileError::Unwritable`] or [`CacheFileError::TooLarge`]; the old content is then
+    /// unchanged.
     pub fn replace(&self, content: &[u8]) -> Result<(), CacheFileError> {
+        let bytes = content.len() as u64;
+        if bytes > BYTES_MAX {
+            return Err(CacheFileError::TooLarge { bytes });
+        }
         self.write_aside(content).map_err(|error| CacheFileError::Unwritable { kind: error.kind() })
     }
 

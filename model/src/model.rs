@@ -84,7 +84,7 @@ impl Model {
     ///
     /// # Errors
     /// See [`plan_rank`](Self::plan_rank);
-    /// [`WeightError::Unserved`](crate::weights::WeightError::Unserved) if the target has no
+    /// [`WeightError::Unsupported`](crate::weights::WeightError::Unsupported) if the target has no
     /// kernels for the format.
     pub fn plan_quantized(
         checkpoint: &Checkpoint,

@@ -47,14 +47,14 @@ pub(super) struct Bodies {
     /// Memory for bodies, in KiB.
     permits: Arc<Semaphore>,
     /// Permits to parse or decompress a large body, one per CPU.
-    turns: Semaphore,
+    parse_permits: Semaphore,
     /// `true` while a task that will return freed memory to the system is scheduled.
-    is_tidied_up: Arc<AtomicBool>,
+    is_trim_scheduled: Arc<AtomicBool>,
 }
 
 /// Delay between a large body and the call that returns freed memory to the system, so that a
 /// single call covers several bodies.
-const TIDIED_UP_AFTER: Duration = Duration::from_secs(1);
+const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 impl Bodies {
     pub(super) fn new(options: &ServeOptions) -> Self {
@@ -64,21 +64,21 @@ impl Bodies {
             body_bytes: options.body_bytes,
             body_time: options.body_time,
             permits: Arc::new(Semaphore::new(permits)),
-            turns: Semaphore::new(threads),
-            is_tidied_up: Arc::default(),
+            parse_permits: Semaphore::new(threads),
+            is_trim_scheduled: Arc::default(),
         }
     }
 
     /// Schedules the return of freed memory to the system after a large body. Otherwise, the
     /// allocator would keep the memory.
-    pub(super) fn tidy_up(&self) {
-        if self.is_tidied_up.swap(true, Relaxed) {
+    pub(super) fn schedule_trim(&self) {
+        if self.is_trim_scheduled.swap(true, Relaxed) {
             return;
         }
-        let is_tidied_up = self.is_tidied_up.clone();
+        let is_trim_scheduled = self.is_trim_scheduled.clone();
         tokio::spawn(async move {
-            sleep_until(Instant::now() + TIDIED_UP_AFTER).await;
-            is_tidied_up.store(false, Relaxed);
+            sleep_until(Instant::now() + TRIM_DELAY).await;
+            is_trim_scheduled.store(false, Relaxed);
             drop(tokio::task::spawn_blocking(bursar_budgets::give_back_freed_memory).await);
         });
     }
@@ -123,7 +123,7 @@ impl<T: FromJson, S: AsRef<Bodies> + Send + Sync> FromRequest<Arc<S>> for JsonBo
         // Parsing a large body would delay other requests on this thread. While a body is parsed,
         // its text and its values are both in memory, so at most one body per CPU is parsed at a
         // time.
-        let _turn = bodies.turns.acquire().await.expect("the semaphore is never closed");
+        let _permit = bodies.parse_permits.acquire().await.expect("the semaphore is never closed");
         let value = aside(|| T::from_json(&bytes));
         drop(bytes);
         Ok(JsonBody { value: value?, permit })
@@ -164,7 +164,7 @@ async fn read(request: Request, bodies: &Bodies) -> Result<(Vec<u8>, OwnedSemaph
     if coding != Coding::Plain {
         // A small compressed body may become a large one. Memory is reserved as it grows, and at
         // most one body per CPU is decompressed at a time.
-        let _turn = bodies.turns.acquire().await.expect("the semaphore is never closed");
+        let _permit = bodies.parse_permits.acquire().await.expect("the semaphore is never closed");
         bytes = aside(|| coding.inflated(&bytes, limit, |bytes| grow(&mut permit, bytes, bodies)))?;
     }
     // Many small values take more memory than their text.

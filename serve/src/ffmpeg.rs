@@ -47,7 +47,7 @@ const REASON_CHARS: usize = 200;
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     pub(super) program: &'a Path,
-    pub(super) film: &'a File,
+    pub(super) file: &'a File,
     pub(super) demuxer: &'static str,
     /// Time limit for decoding.
     pub(super) seconds: f64,
@@ -125,9 +125,9 @@ fn duration(stderr: &str) -> Option<f64> {
 /// yuv420p(tv, bt709), 1920x1080 [SAR 1:1], 4999 kb/s, 29.97 fps, …`.
 fn pixels_per_second(stderr: &str) -> Option<f64> {
     // Some files have a cover picture as an additional stream.
-    let is_film =
+    let is_video =
         |line: &&str| line.starts_with("  Stream #") && line.contains(": Video: ") && !line.ends_with("(attached pic)");
-    let line = stderr.lines().find(is_film)?;
+    let line = stderr.lines().find(is_video)?;
     let size = |word: &str| {
         let (width, height) = word.split_once('x')?;
         Some(f64::from(width.parse::<u32>().ok()?) * f64::from(height.parse::<u32>().ok()?))
@@ -230,8 +230,8 @@ fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command 
     command.process_group(0);
     // Duplicate the descriptor for the process. If that fails, ffmpeg gets an empty input and
     // reports an unreadable video.
-    match input.film.try_clone() {
-        Ok(film) => command.stdin(film),
+    match input.file.try_clone() {
+        Ok(file) => command.stdin(file),
         Err(_) => command.stdin(Stdio::null()),
     };
     command

@@ -72,7 +72,7 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     // Measure each device, so that the metrics of an idle device are current. Concurrent
     // scrapers share one measurement.
     for served in &shared.served {
-        drop(super::memory::told_text(&shared, served).await);
+        drop(super::memory::snapshot_text(&shared, served).await);
     }
     let kind = (axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
     let text = metrics.render();

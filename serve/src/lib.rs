@@ -33,7 +33,6 @@ mod effort;
 mod error;
 mod fetch;
 mod ffmpeg;
-mod film;
 mod form;
 mod guard;
 mod half_closed;
@@ -61,6 +60,7 @@ mod sse;
 mod state;
 mod tokens;
 mod tool;
+mod video;
 mod vllm_series;
 mod write_timeout;
 

@@ -21,9 +21,9 @@ use super::{
     body::{self, BodyPermit, LARGE},
     data_uri::{self, DataUri},
     error::ApiError,
-    film::VideoSource,
     models::shortened,
     state::Shared,
+    video::VideoSource,
 };
 
 /// Maximum pictures and frames of one request: more than any model accepts.
@@ -119,7 +119,7 @@ impl Link {
     }
 
     /// Whether the link is a video: a file, or frames.
-    pub(super) fn is_film(&self) -> bool {
+    pub(super) fn is_video(&self) -> bool {
         !matches!(self.kind, MediaKind::Picture(_))
     }
 
@@ -228,31 +228,31 @@ pub(super) async fn read(
         return Err(ApiError::invalid(link.param.clone(), message));
     }
     let bytes = shared.options.body_bytes;
-    let (share, taken) = (FilmShare::of(&links, facts, bytes), Mutex::new(permit));
-    let reading = &Reading { shared, left: AtomicU64::new(bytes.0), share, permit: taken };
+    let (video_limits, taken) = (VideoLimits::of(&links, facts, bytes), Mutex::new(permit));
+    let reading = &Reading { shared, left: AtomicU64::new(bytes.0), video_limits, permit: taken };
     stream::iter(links).map(|link| load(link, facts, reading)).buffered(AT_ONCE).try_collect().await
 }
 
 /// Limits of each video file of a request.
 #[derive(Clone, Copy)]
-struct FilmShare {
+struct VideoLimits {
     frames_max: usize,
     bytes_max: Bytes,
 }
 
-impl FilmShare {
+impl VideoLimits {
     /// Divides frames and bytes evenly among the video files. The frames are the frames that the
     /// model accepts, up to `PICTURES_MAX`, less the frames that the request contains. The bytes
     /// are half of `bytes`.
     fn of(links: &[Link], facts: Option<&ModelFacts>, bytes: Bytes) -> Self {
-        let films = links.iter().filter(|link| matches!(link.kind, MediaKind::Video(..))).count().max(1);
+        let videos = links.iter().filter(|link| matches!(link.kind, MediaKind::Video(..))).count().max(1);
         let given = links.iter().map(|link| match &link.kind {
             MediaKind::Frames(frames, _) => frames.len(),
             MediaKind::Picture(_) | MediaKind::Video(..) => 0,
         });
         let most = facts.map_or(0, |facts| facts.video_frames).min(PICTURES_MAX);
-        let frames_max = most.saturating_sub(given.sum()) / films;
-        FilmShare { frames_max, bytes_max: Bytes(bytes.0 / 2 / films as u64) }
+        let frames_max = most.saturating_sub(given.sum()) / videos;
+        VideoLimits { frames_max, bytes_max: Bytes(bytes.0 / 2 / videos as u64) }
     }
 }
 
@@ -268,14 +268,14 @@ async fn load(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> 
             }
             Ok(LoadedMedia::Video(Video::from_frames(frames, fps)))
         }
-        MediaKind::Video(Source::Bytes(bytes), fps) => reading.film(VideoSource::Bytes(bytes), fps, &param).await,
+        MediaKind::Video(Source::Bytes(bytes), fps) => reading.video(VideoSource::Bytes(bytes), fps, &param).await,
         MediaKind::Video(Source::Url(url), fps) => {
             let bytes = reading.shared.fetcher.fetch(&url, &param).await?;
             reading.count(bytes.len() as u64, &param)?;
-            reading.film(VideoSource::Bytes(bytes.into()), fps, &param).await
+            reading.video(VideoSource::Bytes(bytes.into()), fps, &param).await
         }
         MediaKind::Video(Source::File(name), fps) => match reading.open_local(&param, name).await? {
-            LocalMedia::Video(file) => reading.film(VideoSource::File(file), fps, &param).await,
+            LocalMedia::Video(file) => reading.video(VideoSource::File(file), fps, &param).await,
             LocalMedia::Frames(files) => {
                 let mut frames = Vec::with_capacity(files.len());
                 for file in files {
@@ -309,7 +309,7 @@ struct Reading<'s> {
     shared: &'s Shared,
     /// Bytes that may still be read.
     left: AtomicU64,
-    share: FilmShare,
+    video_limits: VideoLimits,
     permit: Mutex<&'s mut BodyPermit>,
 }
 
@@ -366,8 +366,8 @@ impl Reading<'_> {
         self.on_disk(param, look).await
     }
 
-    async fn film(&self, source: VideoSource, fps: f64, param: &str) -> Result<LoadedMedia, ApiError> {
-        let FilmShare { frames_max, bytes_max } = self.share;
+    async fn video(&self, source: VideoSource, fps: f64, param: &str) -> Result<LoadedMedia, ApiError> {
+        let VideoLimits { frames_max, bytes_max } = self.video_limits;
         if frames_max == 0 {
             let error = ApiError::invalid(
                 param,
@@ -376,7 +376,7 @@ impl Reading<'_> {
             return Err(error.hint("use a model that takes videos, or send fewer videos"));
         }
         let sampling = FrameSampling { frames_per_second: fps, frames_max, bytes_max };
-        let video = self.shared.films.read(source, sampling, param).await?;
+        let video = self.shared.video_decoder.decode(source, sampling, param).await?;
         self.count(video.bytes().0, param)?;
         Ok(LoadedMedia::Video(video))
     }

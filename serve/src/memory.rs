@@ -29,7 +29,7 @@ const EVERY: Duration = Duration::from_millis(500);
 const FRESH: Duration = Duration::from_millis(100);
 
 /// Snapshot of a runtime as JSON. A snapshot that is younger than `FRESH` is reused.
-pub(super) async fn told_text(shared: &Shared, served: &Served) -> Result<Arc<str>, ApiError> {
+pub(super) async fn snapshot_text(shared: &Shared, served: &Served) -> Result<Arc<str>, ApiError> {
     let mut last = served.snapshot_cache.0.lock().await;
     if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
         return Ok(text.clone());
@@ -114,7 +114,7 @@ fn watched(watch: Watch) -> impl Stream<Item = Event> {
         let event = tokio::select! {
             _ = watch.looks.tick() => {
                 let served = watch.fields.served(&watch.shared).ok()?;
-                Event::default().event("budget").data(told_text(&watch.shared, served).await.ok()?)
+                Event::default().event("budget").data(snapshot_text(&watch.shared, served).await.ok()?)
             }
             event = watch.events.next() => match event {
                 // The event was already sent at the start. Clients ignore comments.

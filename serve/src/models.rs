@@ -47,7 +47,7 @@ impl ModelState {
 pub(super) struct Entry {
     /// The model's own name, followed by its other names. Requests may use any of them.
     pub(super) names: Arc<[String]>,
-    /// Seconds since 1970.
+    /// Since when the server lists the model, in seconds since 1970 (Unix time).
     pub(super) created: u64,
     pub(super) state: ModelState,
 }

@@ -91,7 +91,7 @@ pub struct ServeOptions {
     /// are refused. Animated GIF and WebP do not need it. `None` by default.
     pub ffmpeg: Option<PathBuf>,
     /// Time limit for decoding a video. Default: 30 s.
-    pub film_time: Duration,
+    pub video_time: Duration,
     /// Whether `/metrics` also has vLLM's series, which dashboards and autoscalers read.
     pub vllm_metrics: bool,
     /// Variables for chat templates, such as `enable_thinking`. A request may override them.
@@ -147,7 +147,7 @@ impl Default for ServeOptions {
             media_root: None,
             media_time: Duration::from_secs(10),
             ffmpeg: None,
-            film_time: Duration::from_secs(30),
+            video_time: Duration::from_secs(30),
             vllm_metrics: false,
             template_variables: serde_json::Map::new(),
             root_path: String::new(),

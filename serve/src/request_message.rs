@@ -110,15 +110,15 @@ pub(super) async fn chat(
         });
         parts.push((message.role, id.into_iter().chain(pieces).collect::<Vec<_>>()));
     }
-    let place = |of_film: bool| {
-        let links = links.iter().filter(move |link: &&Link| link.is_film() == of_film);
+    let place = |is_video: bool| {
+        let links = links.iter().filter(move |link: &&Link| link.is_video() == is_video);
         links.map(|link| link.param().to_owned()).collect()
     };
     let places = MediaFields { pictures: place(false), videos: place(true) };
     let facts = if links.iter().any(Link::wants_facts) { Some(model.facts().await?) } else { None };
     let mut seen = media::read(links, facts.as_ref(), shared, permit).await?.into_iter().map(|seen| match seen {
         LoadedMedia::Picture(picture) => Content::Image(picture),
-        LoadedMedia::Video(film) => Content::Video(film),
+        LoadedMedia::Video(video) => Content::Video(video),
     });
     let variables = shared.options.template_variables.clone();
     let blank = variables.into_iter().fold(Chat::new(), |chat, (name, value)| chat.template_variable(name, value));

@@ -80,26 +80,26 @@ impl Service {
             .route("/v1/completions", post(openai::completions::complete))
             .route("/v1/messages", post(anthropic::messages::create))
             .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
-            .route("/v1/messages/batches", any(unserved))
+            .route("/v1/messages/batches", any(unsupported_route))
             .route("/v1/responses", post(openai::responses::create::create))
             .route("/v1/responses/{id}", get(openai::responses::stored::read).delete(openai::responses::stored::delete))
             .route("/v1/responses/{id}/cancel", post(openai::responses::stored::cancel))
             .route("/v1/responses/{id}/input_items", get(openai::responses::stored::input_items))
-            .route("/v1/responses/compact", any(unserved))
+            .route("/v1/responses/compact", any(unsupported_route))
             .route("/v1/responses/input_tokens", post(openai::responses::create::input_tokens))
-            .route("/v1/conversations", any(unserved))
-            .route("/v1/conversations/{*rest}", any(unserved))
+            .route("/v1/conversations", any(unsupported_route))
+            .route("/v1/conversations/{*rest}", any(unsupported_route))
             .route("/v1/models", get(openai::list::all))
             .route("/v1/models/{*name}", get(openai::list::one))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
             .route("/is_sleeping", get(sleep::is_sleeping))
-            .route("/v1/embeddings", any(unserved))
-            .route("/v1/audio/{*rest}", any(unserved))
-            .route("/v1/images/{*rest}", any(unserved))
-            .route("/v1/moderations", any(unserved))
-            .route("/v1/rerank", any(unserved))
-            .route("/v1/score", any(unserved))
+            .route("/v1/embeddings", any(unsupported_route))
+            .route("/v1/audio/{*rest}", any(unsupported_route))
+            .route("/v1/images/{*rest}", any(unsupported_route))
+            .route("/v1/moderations", any(unsupported_route))
+            .route("/v1/rerank", any(unsupported_route))
+            .route("/v1/score", any(unsupported_route))
             .merge(administrative)
             .merge(of_all_tenants)
             .route_layer(middleware::from_fn_with_state(self.shared.clone(), admitted));
@@ -225,7 +225,7 @@ async fn named(State(shared): State<Arc<Shared>>, mut request: Request, next: Ne
     let is_large = body::content_length(request.headers()).is_some_and(|bytes| bytes >= body::LARGE as u64);
     let response = next.run(request).instrument(span).await;
     if is_large {
-        shared.bodies.tidy_up();
+        shared.bodies.schedule_trim();
     }
     let mut response = access.answered(shaped(response, shape));
     if let Ok(value) = HeaderValue::from_str(&name) {
@@ -281,7 +281,7 @@ async fn missing(request: Request) -> Response {
     ApiError::not_found(message).hint("GET /openapi.json lists all routes").into_response()
 }
 
-async fn unserved(request: Request) -> Response {
+async fn unsupported_route(request: Request) -> Response {
     let message =
         format!("{} is not supported: Bursar serves chats about text and pictures", shortened(request.uri().path()));
     ApiError::not_found(message).code("not_served").hint("use POST /v1/chat/completions").into_response()

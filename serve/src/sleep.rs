@@ -37,7 +37,7 @@ pub(super) async fn sleep(State(shared): State<Arc<Shared>>, uri: Uri) -> Result
     Ok(().into_response())
 }
 
-/// `POST /wake_up?model=NAME`.
+/// `POST /wake_up?model=NAME`. Without a name, all models wake up.
 pub(super) async fn wake_up(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
     let fields = Fields::of(&uri, OF_MODEL)?;
     for (_, model) in fields.models(&shared)? {

@@ -18,11 +18,11 @@ use tokio::{
 use super::{
     body::Bodies,
     fetch::Fetcher,
-    film::FilmReader,
     guard::Guard,
     models::{ModelState, Models},
     openai::responses::store::Responses,
     options::ServeOptions,
+    video::VideoDecoder,
 };
 
 /// OpenAI's and Anthropic's APIs for the models of one or several runtimes. Clones share all state.
@@ -62,7 +62,7 @@ pub(super) struct Shared {
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
     pub(super) fetcher: Fetcher,
-    pub(super) films: FilmReader,
+    pub(super) video_decoder: VideoDecoder,
     pub(super) responses: Responses,
     pub(super) metrics: Option<MetricsText>,
     pub(super) guard: Guard,
@@ -118,14 +118,14 @@ impl Service {
         assert!(!runtimes.is_empty(), "a service needs at least one runtime");
         let (bodies, guard) = (Bodies::new(&options), Guard::new(&options));
         let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
-        let (fetcher, films) = (Fetcher::new(&options), FilmReader::new(&options));
+        let (fetcher, video_decoder) = (Fetcher::new(&options), VideoDecoder::new(&options));
         let shared = Shared {
             served: runtimes.iter().map(Served::of).collect(),
             models: Models::default(),
             options,
             bodies,
             fetcher,
-            films,
+            video_decoder,
             responses,
             metrics: MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,

@@ -41,13 +41,13 @@ impl Fixture {
     }
 
     /// Starts a runtime whose models may put each other to sleep. `turn` is the value of
-    /// [`RuntimeConfig::sleep_for_room`].
+    /// [`RuntimeConfig::sleep_for_memory`].
     async fn where_models_sleep(capacity: Bytes, turn: Option<Duration>) -> Fixture {
         let device = device_of((capacity / ranks() as u64).round_up(Bytes::mib(1)));
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(placed(&device)),
             watch: WatchOptions { every: Duration::from_millis(5), patience: Duration::from_millis(60) },
-            sleep_for_room: turn,
+            sleep_for_memory: turn,
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start(config).await.expect("a host device starts");

@@ -422,7 +422,7 @@ fn slim(name: &str) -> LoadOptions {
 }
 
 /// A runtime on a device with memory for one of two models. `turn` is
-/// the value of [`RuntimeConfig::sleep_for_room`].
+/// the value of [`RuntimeConfig::sleep_for_memory`].
 async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     let probe = Stage::set(slim("probe")).await;
     let ledger = probe.snapshot().await;
@@ -433,7 +433,7 @@ async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     let device = device_of(capacity);
     let config = RuntimeConfig {
         device: DeviceChoice::Custom(placed(&device)),
-        sleep_for_room: turn,
+        sleep_for_memory: turn,
         ..RuntimeConfig::default()
     };
     (device, Runtime::start(config).await.expect("a host device starts"))
@@ -517,9 +517,11 @@ fn a_wake_waits_for_memory_that_a_tenant_releases() {
         let tenant = stage.runtime.budget().try_lease(Class::external("index"), all).await.expect("the memory is free");
         let model = stage.model.clone();
         let asked = tokio::spawn(async move { ask(&model, about(1)).await });
-        let is_told = |event: &serde_json::Value| event["event"] == "not_woken";
+        let is_refused = |event: &serde_json::Value| event["event"] == "not_woken";
         eventually("the wake finds no memory", async || {
-            serde_json::json!(stage.runtime.recent_events()).as_array().is_some_and(|events| events.iter().any(is_told))
+            serde_json::json!(stage.runtime.recent_events())
+                .as_array()
+                .is_some_and(|events| events.iter().any(is_refused))
         })
         .await;
         drop(tenant);

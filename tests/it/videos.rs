@@ -18,7 +18,7 @@ fn frame(width: u32, height: u32, number: u32) -> Image {
     })))
 }
 
-fn film(frames: u32, frames_per_second: f64) -> Video {
+fn test_video(frames: u32, frames_per_second: f64) -> Video {
     Video::from_frames((0..frames).map(|number| frame(84, 84, number)), frames_per_second)
 }
 
@@ -32,7 +32,7 @@ fn a_video_chat_is_answered_and_its_steps_are_counted() {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let tokens = async |frames| {
-            let whole = ask(&stage.model, about_video(film(frames, 2.0))).await.expect("the model answers");
+            let whole = ask(&stage.model, about_video(test_video(frames, 2.0))).await.expect("the model answers");
             assert!(!whole.text.is_empty() && whole.usage.completion_tokens > 0);
             assert!(whole.usage.prompt_tokens > whole.usage.picture_tokens);
             whole.usage.picture_tokens
@@ -43,8 +43,8 @@ fn a_video_chat_is_answered_and_its_steps_are_counted() {
         assert_eq!(tokens(8).await, 4 * 4);
         stage.settled(&before).await;
         assert_eq!(
-            answer(&stage.model, about_video(film(4, 2.0))).await,
-            answer(&stage.model, about_video(film(4, 2.0))).await
+            answer(&stage.model, about_video(test_video(4, 2.0))).await,
+            answer(&stage.model, about_video(test_video(4, 2.0))).await
         );
         stage.settled(&before).await;
     });
@@ -55,12 +55,16 @@ fn videos_and_pictures_share_turns_and_alternate_between_turns() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
-        let mixed =
-            about_video(film(2, 1.0)).image(picture(1)).assistant("A square.").user("And now?").video(film(3, 4.0));
+        let mixed = about_video(test_video(2, 1.0))
+            .image(picture(1))
+            .assistant("A square.")
+            .user("And now?")
+            .video(test_video(3, 4.0));
         let whole = ask(&stage.model, mixed).await.expect("the model answers");
         let one = ask(&stage.model, about(1)).await.expect("the model answers").usage.picture_tokens;
         assert!(whole.usage.picture_tokens > one + 2, "one picture and three video steps: {:?}", whole.usage);
-        let between = vec![Content::Text("Before".into()), Content::Video(film(2, 1.0)), Content::Text("after".into())];
+        let between =
+            vec![Content::Text("Before".into()), Content::Video(test_video(2, 1.0)), Content::Text("after".into())];
         let chat = Chat::new().turn(Role::User, between).temperature(0.0).max_tokens(8);
         assert_eq!(ask(&stage.model, chat).await.expect("the model answers").usage.picture_tokens, 9);
         stage.settled(&before).await;
@@ -73,9 +77,9 @@ fn concurrent_video_chats_are_answered_as_if_alone() {
         let stage = Stage::set(LoadOptions { kv_tokens: Some(512), ..small() }).await;
         let before = stage.snapshot().await;
         let chat = |number: u32| match number % 3 {
-            0 => about_video(film(1 + number % 8, 2.0)),
+            0 => about_video(test_video(1 + number % 8, 2.0)),
             1 => about(number),
-            _ => about_video(film(2, 1.0)).image(picture(number)),
+            _ => about_video(test_video(2, 1.0)).image(picture(number)),
         };
         let mut alone = Vec::new();
         for number in 0..9 {
@@ -103,7 +107,8 @@ fn the_frame_rate_reaches_the_model() {
         let mut scores = std::collections::BTreeSet::new();
         let mut tokens = std::collections::BTreeSet::new();
         for rate in [30.0, 2.0, 0.5, 0.1, 0.02] {
-            let whole = ask(&stage.model, about_video(film(8, rate)).log_probabilities(0)).await.expect("an answer");
+            let whole =
+                ask(&stage.model, about_video(test_video(8, rate)).log_probabilities(0)).await.expect("an answer");
             scores.insert(whole.tokens[0].token.log_probability.to_bits());
             tokens.insert(whole.usage.prompt_tokens);
         }
@@ -116,9 +121,9 @@ fn a_vision_actors_death_only_pauses_a_video_reply() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
-        let expected = answer(&stage.model, about_video(film(6, 2.0))).await;
+        let expected = answer(&stage.model, about_video(test_video(6, 2.0))).await;
         let serving = stage.model.serving().await.expect("the model serves");
-        let reply = stage.model.chat(about_video(film(6, 2.0))).await.expect("accepted");
+        let reply = stage.model.chat(about_video(test_video(6, 2.0))).await.expect("accepted");
         serving.vision.expect("the model takes pictures").kill();
         assert_eq!(listen(reply).await.expect("the model answers").text, expected);
         eventually("the ledger is as before", async || stage.snapshot().await == before).await;
@@ -135,7 +140,7 @@ fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
     let mixed = [frame(84, 84, 0), frame(84, 84, 1), frame(84, 56, 2)];
     let strange = [frame(84, 84, 0), Image::from_bytes(&b"my secret diary"[..])];
     vec![
-        ("no frames", film(0, 2.0), |e| is(e, |v| *v == VideoError::NoFrames), "no frames"),
+        ("no frames", test_video(0, 2.0), |e| is(e, |v| *v == VideoError::NoFrames), "no frames"),
         (
             "frames of different sizes",
             Video::from_frames(mixed, 2.0),
@@ -144,14 +149,14 @@ fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
         ),
         (
             "a rate that is no number",
-            film(2, f64::NAN),
+            test_video(2, f64::NAN),
             |e| is(e, |v| matches!(v, VideoError::FrameRate { .. })),
             "NaN",
         ),
-        ("a rate of nothing", film(2, 0.0), |e| is(e, |v| matches!(v, VideoError::FrameRate { .. })), "0"),
+        ("a rate of nothing", test_video(2, 0.0), |e| is(e, |v| matches!(v, VideoError::FrameRate { .. })), "0"),
         (
             "too many frames",
-            film(9, 2.0),
+            test_video(9, 2.0),
             |e| is(e, |v| *v == VideoError::TooManyFrames { frames: 9, limit: 8 }),
             "9 frames together; the limit is 8",
         ),
@@ -168,10 +173,10 @@ fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
 fn each_bad_video_fails_alone_with_its_error() {
     story(async {
         let stage = Stage::set(small()).await;
-        let expected = answer(&stage.model, about_video(film(2, 2.0))).await;
+        let expected = answer(&stage.model, about_video(test_video(2, 2.0))).await;
         let before = stage.snapshot().await;
         for (name, video, says, words) in table() {
-            let beside = stage.model.chat(about_video(film(2, 2.0))).await.expect("the good request is accepted");
+            let beside = stage.model.chat(about_video(test_video(2, 2.0))).await.expect("the good request is accepted");
             let error = ask(&stage.model, about_video(video)).await.expect_err(name);
             assert!(says(&error), "{name}: {error:?}");
             assert!(error.to_string().contains(words), "{name} does not say '{words}': {error}");
@@ -200,7 +205,7 @@ fn damaged_or_oversized_videos_fail_only_their_chat() {
         assert!(matches!(error, ChatError::Media(MediaError::Video { index: 0, .. })), "{error:?}");
         assert!(error.to_string().contains("video 0: frame 1"), "{error}");
         let large = || Image::from_bytes(png(&RgbImage::new(400, 400)));
-        let crowded = about_video(film(2, 2.0)).image(large()).image(large());
+        let crowded = about_video(test_video(2, 2.0)).image(large()).image(large());
         let error = ask(&stage.model, crowded).await.expect_err("two large pictures fill the envelope");
         let says = |e: &VideoError| matches!(e, VideoError::TooLarge { limit: 0, .. });
         assert!(
@@ -219,7 +224,7 @@ fn a_model_without_video_refuses_videos_and_keeps_placeholders_as_text() {
         let folder = bursar_golden::path("qwen2");
         let model = runtime.load_with(ModelSource::folder(&folder), small(), |_| {}).await;
         let model = model.unwrap_or_else(|error| panic!("{error}: {}", error.hint()));
-        let error = ask(&model, about_video(film(2, 2.0))).await.expect_err("the model takes no videos");
+        let error = ask(&model, about_video(test_video(2, 2.0))).await.expect_err("the model takes no videos");
         assert!(matches!(error, ChatError::Layout(_)), "{error:?}");
         assert!(error.hint().contains("vision model"), "{}", error.hint());
         runtime.shutdown().await;

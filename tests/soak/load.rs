@@ -36,15 +36,15 @@ enum End {
     Differing,
 }
 
-/// When a caller gives up.
+/// When a caller disconnects.
 #[derive(Clone, Copy, Debug)]
-enum Patience {
-    ToTheEnd,
-    /// Gives up after this many events.
-    Events(usize),
-    /// Gives up after this time, in whatever state the request is then: not accepted yet, waiting
-    /// for its picture, or in a step.
-    Time(Duration),
+enum Disconnect {
+    Never,
+    /// Disconnects after this many events.
+    AfterEvents(usize),
+    /// Disconnects after this time, in whatever state the request is then: not accepted yet,
+    /// waiting for its picture, or in a step.
+    AfterTime(Duration),
 }
 
 /// Starts chats one after another, and keeps several of them running concurrently.
@@ -64,7 +64,7 @@ impl Load {
 
     /// Sends some greedy chats whose replies must stay the same whatever happens. The chats have
     /// priorities, tenants and pictures, and some are turns of a conversation.
-    pub async fn knowing_some(mut self) -> Self {
+    pub async fn with_known_replies(mut self) -> Self {
         let model = self.models[0].clone();
         for number in 0..8 {
             let mut chat = text("Describe the picture.").image(picture(number)).max_tokens(24).ignore_end();
@@ -90,15 +90,15 @@ impl Load {
     /// Sends `count` more chats, `at_once` of them concurrently, and waits until all of them have
     /// ended.
     pub async fn run(&mut self, count: usize, at_once: usize) {
-        let mut under_way = JoinSet::new();
+        let mut running = JoinSet::new();
         for _ in 0..count {
-            while under_way.len() == at_once {
+            while running.len() == at_once {
                 let overloaded = self.ends.overloaded;
-                self.note(under_way.join_next().await);
+                self.note(running.join_next().await);
                 // After a request was refused because of the limit, the next request is sent only
                 // when another request has ended.
-                if self.ends.overloaded > overloaded && !under_way.is_empty() {
-                    self.note(under_way.join_next().await);
+                if self.ends.overloaded > overloaded && !running.is_empty() {
+                    self.note(running.join_next().await);
                 }
             }
             self.asked += 1;
@@ -106,16 +106,16 @@ impl Load {
             if !self.known.is_empty() && self.random.below(3) == 0 {
                 let (chat, expected) = self.known[self.random.below(self.known.len())].clone();
                 self.ends.compared += 1;
-                under_way.spawn(async move {
+                running.spawn(async move {
                     let text = model.chat(chat).await?.text().await?;
                     Ok(if text == expected { End::Finished } else { End::Differing })
                 });
                 continue;
             }
             let (chat, samples) = self.chat();
-            under_way.spawn(ask(model, chat, samples, self.patience()));
+            running.spawn(ask(model, chat, samples, self.disconnect()));
         }
-        while let Some(ended) = under_way.join_next().await {
+        while let Some(ended) = running.join_next().await {
             self.note(Some(ended));
         }
     }
@@ -134,12 +134,12 @@ impl Load {
         }
     }
 
-    fn patience(&mut self) -> Patience {
+    fn disconnect(&mut self) -> Disconnect {
         match self.random.below(8) {
-            0..5 => Patience::ToTheEnd,
-            5 => Patience::Events(self.random.below(8)),
+            0..5 => Disconnect::Never,
+            5 => Disconnect::AfterEvents(self.random.below(8)),
             // Log-uniform from 32 us to 131 ms: most callers leave early in the reply.
-            _ => Patience::Time(Duration::from_micros(1 << (5 + self.random.below(13)))),
+            _ => Disconnect::AfterTime(Duration::from_micros(1 << (5 + self.random.below(13)))),
         }
     }
 
@@ -211,25 +211,25 @@ fn drawn(number: u32, format: ImageFormat) -> Vec<u8> {
     encoded.into_inner()
 }
 
-async fn ask(model: ModelHandle, chat: Chat, samples: usize, patience: Patience) -> Result<End, ChatError> {
-    let listen = async {
+async fn ask(model: ModelHandle, chat: Chat, samples: usize, disconnect: Disconnect) -> Result<End, ChatError> {
+    let read = async {
         let mut ended = true;
         for reply in model.samples(chat, samples).await? {
-            ended &= hear(reply, patience).await?;
+            ended &= read_reply(reply, disconnect).await?;
         }
         Ok(if ended { End::Finished } else { End::Cancelled })
     };
-    match patience {
-        Patience::Time(time) => tokio::time::timeout(time, listen).await.unwrap_or(Ok(End::Cancelled)),
-        Patience::ToTheEnd | Patience::Events(_) => listen.await,
+    match disconnect {
+        Disconnect::AfterTime(time) => tokio::time::timeout(time, read).await.unwrap_or(Ok(End::Cancelled)),
+        Disconnect::Never | Disconnect::AfterEvents(_) => read.await,
     }
 }
 
 /// Reads a reply. Returns whether it reached its end.
-async fn hear(mut reply: Reply, patience: Patience) -> Result<bool, ChatError> {
+async fn read_reply(mut reply: Reply, disconnect: Disconnect) -> Result<bool, ChatError> {
     let mut tokens = 0;
     loop {
-        if matches!(patience, Patience::Events(events) if tokens >= events) {
+        if matches!(disconnect, Disconnect::AfterEvents(events) if tokens >= events) {
             return Ok(false);
         }
         match reply.next().await {

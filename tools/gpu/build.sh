@@ -28,9 +28,9 @@ mkdir "$programs/tests" "$programs/bench"
 # The programs that cargo has just built, one per line: package, name, path.
 executables() { python3 -c '
 import json, sys
-for told in map(json.loads, filter(lambda line: line.startswith("{"), sys.stdin)):
-    if told.get("executable"):
-        print(told["manifest_path"].split("/")[-2], told["target"]["name"], told["executable"])'; }
+for message in map(json.loads, filter(lambda line: line.startswith("{"), sys.stdin)):
+    if message.get("executable"):
+        print(message["manifest_path"].split("/")[-2], message["target"]["name"], message["executable"])'; }
 
 if [[ " $parts " == *" tests "* ]]; then
     # A test program is a file, or a folder with a `main.rs`.

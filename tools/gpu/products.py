@@ -36,11 +36,11 @@ BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 # Numbers of blocks that share a tile, from which Bursar's autotuning chooses (`Cut::ALL` in
 # kernels/src/cuda/gemm/tiles.rs).
 CUTS = [1, 2, 4, 132]
-FEW, MIDDLE = contract("gemm_small_m"), contract("gemm_medium_m")
+SMALL_M, MEDIUM_M = contract("gemm_small_m"), contract("gemm_medium_m")
 WIDTHS = sizes("FOR_EACH_GATED_WIDTH")
-TEAM = FEW.TEAM  # blocks per cluster
+TEAM = SMALL_M.TEAM  # blocks per cluster
 # The largest number of rows that the kernels for few rows take.
-SMALL_M_ROWS = FEW.ROWS_MAX
+SMALL_M_ROWS = SMALL_M.ROWS_MAX
 
 
 SWIZZLE = 3  # CU_TENSOR_MAP_SWIZZLE_128B
@@ -55,12 +55,12 @@ class Kernels:
         driver()
         self.processors = processors()
         self.parts = torch.full((8 << 20,), float("nan"), device="cuda")
-        self.counters = torch.zeros(FEW.STREAM_COUNTERS, device="cuda", dtype=torch.int32)
+        self.counters = torch.zeros(SMALL_M.STREAM_COUNTERS, device="cuda", dtype=torch.int32)
         self.maps = {}
 
     def cut(self, features, steps, cut, gated, grid=None):
         """The number of blocks (whole teams), the number of tiles, and the rows of the tallest tile."""
-        group, tile = FEW.GATE_ROWS, FEW.TILE_ROWS
+        group, tile = SMALL_M.GATE_ROWS, SMALL_M.TILE_ROWS
         groups, most = (features // group, tile // 2 // group) if gated else (features, tile)
         blocks = min((grid or self.processors) // TEAM * TEAM, groups * cut)
         columns = max(blocks // cut, 1)
@@ -73,52 +73,52 @@ class Kernels:
             rows, columns = weight.shape
             pitch = 2 * weight.stride(0)
             if gated:
-                group, chunk = FEW.GATE_ROWS, FEW.CHUNK_COLUMNS
+                group, chunk = SMALL_M.GATE_ROWS, SMALL_M.CHUNK_COLUMNS
                 shape = ([columns, group, 2, rows // (2 * group)], [pitch, pitch * (rows // 2), group * pitch],
                          [chunk, group, 2, tile_rows // (2 * group)])  # fmt: skip
             else:
-                shape = [columns, rows], [pitch], [FEW.CHUNK_COLUMNS, tile_rows]
+                shape = [columns, rows], [pitch], [SMALL_M.CHUNK_COLUMNS, tile_rows]
             self.maps[key] = tensor_map(weight, *shape, SWIZZLE)
         return self.maps[key]
 
-    def few(self, x, weight, out, bias=None, add=False, gated=False, cut=4, grid=None):
+    def small_m(self, x, weight, out, bias=None, add=False, gated=False, cut=4, grid=None):
         """Launches a product of few rows."""
         rows, columns = x.shape
-        most = next(most for most in FEW.SHARED_BYTES if rows <= most)
-        features, steps = out.shape[1], -(-columns // FEW.STEP_COLUMNS)
+        most = next(most for most in SMALL_M.SHARED_BYTES if rows <= most)
+        features, steps = out.shape[1], -(-columns // SMALL_M.STEP_COLUMNS)
         blocks, tiles, tile_rows = self.cut(features, steps, cut, gated, grid)
         arguments = [
             self.weight_map(weight, gated, tile_rows),
-            tensor_map(x, [columns, rows], [2 * x.stride(0)], [FEW.CHUNK_COLUMNS, most], SWIZZLE),
+            tensor_map(x, [columns, rows], [2 * x.stride(0)], [SMALL_M.CHUNK_COLUMNS, most], SWIZZLE),
             out,
         ]
         if not gated:
             arguments.append(bias)
         arguments += [self.parts, self.counters, out.stride(0), rows, features, steps, tiles, tile_rows]
         if not gated:
-            arguments.append(FEW.ADD_TO_OUT * add | FEW.OUT_IS_F32 * (out.dtype == torch.float32))
+            arguments.append(SMALL_M.ADD_TO_OUT * add | SMALL_M.OUT_IS_F32 * (out.dtype == torch.float32))
         name = f"{'gemm_small_m_gated' if gated else 'gemm_small_m'}_{ENDINGS[x.dtype]}_r{most}"
-        Kernel("gemm_small_m", name, FEW.SHARED_BYTES[most])((blocks,), (FEW.THREADS,), *arguments, early=True)
+        Kernel("gemm_small_m", name, SMALL_M.SHARED_BYTES[most])((blocks,), (SMALL_M.THREADS,), *arguments, early=True)
 
     def medium_m(self, x, weight, out, bias=None, grid=None, width=None):
         """Launches a gated product of some hundred rows, in tiles of `width` features. The default
         is the width that Bursar chooses."""
         (rows, columns), features = x.shape, out.shape[1]
-        clusters = (grid or self.processors) // MIDDLE.CLUSTER
-        tiles = lambda width: -(-rows // (MIDDLE.CLUSTER * MIDDLE.BLOCK_ROWS)) * -(-features // width)  # noqa: E731
+        clusters = (grid or self.processors) // MEDIUM_M.CLUSTER
+        tiles = lambda width: -(-rows // (MEDIUM_M.CLUSTER * MEDIUM_M.BLOCK_ROWS)) * -(-features // width)  # noqa: E731
         width = width or min(reversed(WIDTHS), key=lambda width: -(-tiles(width) // clusters) * width)
-        blocks = MIDDLE.CLUSTER * min(clusters, tiles(width))
+        blocks = MEDIUM_M.CLUSTER * min(clusters, tiles(width))
         key = weight.data_ptr(), weight.shape, "medium_m", width
         if key not in self.maps:
-            box = [MIDDLE.STEP_COLUMNS, width]
+            box = [MEDIUM_M.STEP_COLUMNS, width]
             self.maps[key] = tensor_map(weight, [columns, 2 * features], [2 * weight.stride(0)], box, SWIZZLE)
         arguments = [
-            tensor_map(x, [columns, rows], [2 * x.stride(0)], [MIDDLE.STEP_COLUMNS, MIDDLE.PART_ROWS], SWIZZLE),
+            tensor_map(x, [columns, rows], [2 * x.stride(0)], [MEDIUM_M.STEP_COLUMNS, MEDIUM_M.PART_ROWS], SWIZZLE),
             self.maps[key],
             *(out, bias, out.stride(0), rows, features, columns),
         ]
-        kernel = Kernel("gemm_medium_m", f"gemm_medium_m_{ENDINGS[x.dtype]}_f{width}", MIDDLE.SHARED_BYTES)
-        kernel((blocks,), (MIDDLE.THREADS,), *arguments, early=True)
+        kernel = Kernel("gemm_medium_m", f"gemm_medium_m_{ENDINGS[x.dtype]}_f{width}", MEDIUM_M.SHARED_BYTES)
+        kernel((blocks,), (MEDIUM_M.THREADS,), *arguments, early=True)
 
 
 # The variants of a product: output type, and whether the product has a bias, is added to the output, and is gated.
@@ -164,12 +164,12 @@ def check(kernels, shapes, rows, grid=None, medium_m=None):
                     if medium_m:
                         kernels.medium_m(x, weight, out, bias if biased else None, grid, medium_m)
                     else:
-                        kernels.few(x, weight, out, bias if biased else None, added, gated, cut, grid)
+                        kernels.small_m(x, weight, out, bias if biased else None, added, gated, cut, grid)
                     torch.cuda.synchronize()
                     error = float((out.double() - expected).norm() / expected.norm())
                     limit = 3e-5 if out_type else 4e-3 if dtype == torch.bfloat16 else 6e-4
-                    beside = around[: count * pitch].view(count, pitch)[:, features:]
-                    untouched = bool((beside == MARGIN).all()) and bool((around[count * pitch :] == MARGIN).all())
+                    margin = around[: count * pitch].view(count, pitch)[:, features:]
+                    untouched = bool((margin == MARGIN).all()) and bool((around[count * pitch :] == MARGIN).all())
                     settled = int(kernels.counters.abs().sum()) == 0
                     cases += 1
                     if not (error <= limit and untouched and settled):
@@ -254,7 +254,7 @@ class Step:
         if cut and self.rows > SMALL_M_ROWS:
             return self.kernels.medium_m(x, weight, out)
         if cut:
-            return self.kernels.few(x, weight, out, bias, added, name == "gate_up", cut)
+            return self.kernels.small_m(x, weight, out, bias, added, name == "gate_up", cut)
         if name == "qkv" or added:
             torch.addmm(out if added else bias, x, weight.T, out=theirs)
         else:
@@ -296,14 +296,14 @@ def time(kernels, all_rows):
     for rows in all_rows:
         step.resize(rows)
         best, ours = {}, {}
-        few = rows <= SMALL_M_ROWS
-        print(f"{rows} rows, microseconds of a product: cuBLASLt's; ours{' by blocks that share a tile' if few else ''}")
+        is_small_m = rows <= SMALL_M_ROWS
+        print(f"{rows} rows, microseconds of a product: cuBLASLt's; ours{' by blocks that share a tile' if is_small_m else ''}")
         for name in names:
             count = 4 if name == "logits" else LAYERS
             calls = lambda cut: [functools.partial(step.multiply, name, layer, cut) for layer in range(count)]  # noqa: E731
-            cuts = CUTS if few else [1] if name == "gate_up" else []
+            cuts = CUTS if is_small_m else [1] if name == "gate_up" else []
             called = {cut: calls(cut) for cut in [None, *cuts]}
-            if name == "gate_up" and not few:
+            if name == "gate_up" and not is_small_m:
                 apart = lambda layer: (step.multiply("gate_up", layer, None), step.gate())  # noqa: E731
                 called[None] = [functools.partial(apart, layer) for layer in range(count)]
             taken = in_turns(called)
@@ -312,10 +312,10 @@ def time(kernels, all_rows):
             rate, work = step.bytes(name) / shortest / 1e6, step.bytes(name) * rows / shortest / 1e6
             listed = "  ".join(f"{cut}: {taken[cut]:6.1f}" for cut in cuts)
             print(f"  {name:8} {taken[None]:6.1f};  {listed}  ({rate:.2f} TB/s, {work:.0f} TFLOP/s)", flush=True)
-        ways = {"cuBLASLt": None, **{f"ours, {cut}": cut for cut in CUTS if few}}
+        ways = {"cuBLASLt": None, **{f"ours, {cut}": cut for cut in CUTS if is_small_m}}
         whole = lambda chosen: [lambda: step.run(chosen)]  # noqa: E731
         ways = {way: whole(dict.fromkeys(names, cut)) for way, cut in ways.items()}
-        ways |= {"ours, the fastest of each": whole(ours)} if few else {}
+        ways |= {"ours, the fastest of each": whole(ours)} if is_small_m else {}
         steps = in_turns({**ways, "the fastest of each": whole(best)})
         listed = "; ".join(f"{way} {taken / 1000:.3f}" for way, taken in steps.items())
         print(f"  28 layers and logits with the operations between products, milliseconds: {listed}", flush=True)
@@ -339,7 +339,7 @@ def main():
         right &= check(kernels, [(1, 8), (77, 72), (136, 64), (130, 64), (129, 1000), (3000, 200)], (1, 5, 17, 64))
         right &= check(kernels, [(333, 520), (336, 520)], rows, grid=7)
         right &= check(kernels, [(20000, 72), (70000, 136)], (3, 16, 32, 64))
-        right &= all([repeats(kernels.few, rows, HIDDEN, cut=cut) for rows, cut in [(3, 2), (3, 4), (20, 2), (64, 2), (64, 4)]])
+        right &= all([repeats(kernels.small_m, rows, HIDDEN, cut=cut) for rows, cut in [(3, 2), (3, 4), (20, 2), (64, 2), (64, 4)]])
         rows = (1, 63, 65, 100, 128, 129, 160, 192, 193, 255, 256, 257, 600)
         for width in WIDTHS:
             right &= check(kernels, [(INTERMEDIATE, HIDDEN), (1000, 18944)], (72, 129, 256), None, width)

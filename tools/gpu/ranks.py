@@ -22,7 +22,7 @@ import torch
 
 from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, driver, expect_success, processors
-from operations.e4m3 import KINDS, Rounded
+from operations.e4m3 import KINDS, QuantizedRows
 
 NUMBERS = contract("all_reduce")
 RANKS_MAX, THREADS, CONTROL_BYTES = NUMBERS.RANKS_MAX, NUMBERS.THREADS, NUMBERS.DATA_AT
@@ -91,13 +91,13 @@ class Group:
                                        ctypes.c_uint64(units), *more, early=early)  # fmt: skip
 
     def launch_norm(self, name, rank, part, residual, weight, out, early=True):
-        """Launches a sum with the norm, for whole units only. `out` is a tensor of activations or a `Rounded`."""
+        """Launches a sum with the norm, for whole units only. `out` is a tensor of activations or a `QuantizedRows`."""
         unit, (rows, columns) = NUMBERS.UNIT, part.shape
         threads = -(-columns * part.element_size() // unit // 32) * 32
         has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as in `collectives.rs`
         form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if has_four else "_2",
                 SHARES: "_4" if self.ranks <= 4 else "_8"}  # fmt: skip
-        rounded, target = ("_rounded", out.arguments()) if isinstance(out, Rounded) else ("", (out,))
+        rounded, target = ("_rounded", out.arguments()) if isinstance(out, QuantizedRows) else ("", (out,))
         name = f"{name}{form.get(name, '')}{rounded}_{ENDINGS[part.dtype]}"
         with torch.cuda.stream(self.streams[rank]):
             Kernel("all_reduce", name)((min(rows, self.blocks),), (threads,), self.exchanges[rank], Place(part, unit),
@@ -188,7 +188,7 @@ def norms(group, rows, columns, kind, gap, seed, name):
     for turn, how in enumerate(KINDS) if rounds(group, name) else ():
         for residual in residuals:
             residual.tensor.copy_(before)
-        rounded = group.each(lambda _: Rounded(rows, columns, how, kind if turn % 2 else None))
+        rounded = group.each(lambda _: QuantizedRows(rows, columns, how, kind if turn % 2 else None))
         group.wait()
         for rank in range(group.ranks):
             group.launch_norm(name, rank, parts[rank], residuals[rank].tensor, weights[rank], rounded[rank])
@@ -312,9 +312,9 @@ def chain_of_norms(group):
     group.wait()
 
     def round_on(rank):
-        for step, few in enumerate(sizes):
-            forms = norms_of(group, few, columns)
-            group.launch_norm(forms[step % len(forms)], rank, outs[rank][:few], residuals[rank][:few], weights[rank], outs[rank][:few])
+        for step, count in enumerate(sizes):
+            forms = norms_of(group, count, columns)
+            group.launch_norm(forms[step % len(forms)], rank, outs[rank][:count], residuals[rank][:count], weights[rank], outs[rank][:count])
 
     group.each(round_on)
     group.wait()
@@ -344,9 +344,9 @@ def chain(group):
     group.wait()
 
     def round_on(rank):
-        for step, few in enumerate(sizes):
+        for step, count in enumerate(sizes):
             forms = sums_of(group)
-            group.launch(forms[step % len(forms)], rank, parts[rank][:few], outs[rank][:few], 1)
+            group.launch(forms[step % len(forms)], rank, parts[rank][:count], outs[rank][:count], 1)
 
     group.each(round_on)
     group.wait()
@@ -443,7 +443,7 @@ def timed_norm(group, name, rows, columns, how=None, calls=40, kind=torch.bfloat
     weights = group.each(lambda _: wide(1, columns, 0, kind, 3)[0].contiguous())
     residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=kind, device="cuda"))
     plain = lambda: torch.zeros(rows, columns, dtype=kind, device="cuda")  # noqa: E731
-    outs = group.each(lambda _: Rounded(rows, columns, how) if how else plain())
+    outs = group.each(lambda _: QuantizedRows(rows, columns, how) if how else plain())
     group.wait()
 
     def work(rank):
@@ -507,10 +507,10 @@ def measure(group, nccl_too):
     normed = [[timed_norm(group, name, *size) if name in norms_of(group, *size) else 0.0 for name in NORMS] for size in SIZES]
     sums_named = (SUMMED, TWO_SHOTS, SUM_OF_PIECES)
     ours = [[timed(group, name, *size) if name in sums_of(group) else 0.0 for name in sums_named] for size in SIZES]
-    beside = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks and nccl_too else [0.0] * len(SIZES)
+    nccl = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks and nccl_too else [0.0] * len(SIZES)
     print("| sum of | with the norm, read | pushed | in pieces | in shares | adding, one shot | two shots | in pieces | NCCL, not adding |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for (rows, columns), with_norm, adding, nccl_time in zip(SIZES, normed, ours, beside):
+    for (rows, columns), with_norm, adding, nccl_time in zip(SIZES, normed, ours, nccl):
         size = f"{rows} x {columns}, {rows * columns * 2 / 1024:.0f} KiB"
         print(f"| {size} | " + " | ".join(f"{found:.1f}" for found in (*with_norm, *adding, nccl_time)) + " |", flush=True)
     print("\n| with the norm, the fastest form | plain | rounded by rows | by groups |\n|---|---|---|---|")

@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from operations.e4m3 import SHAPES_7B, Product, beside_blocks, beside_small_m, many, rounding
+from operations.e4m3 import SHAPES_7B, Product, large_m, rounding, scaled_mm_by_blocks, scaled_mm_by_rows
 
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 8448
 # The shapes of 72B are the shapes of one rank, if two ranks share the model.
@@ -88,23 +88,23 @@ def of_shape(name, features, columns):
         return made.run
 
     rows, blocks = (Product(ROWS, features, columns, torch.bfloat16, height) for height in (None, 128))
-    library, of_blocks = beside_small_m(rows)["torch"], beside_blocks(blocks).get("torch")
+    library, of_blocks = scaled_mm_by_rows(rows)["torch"], scaled_mm_by_blocks(blocks).get("torch")
     tell(f"{name}, rows, cuBLASLt, fast", [fast(rows)])
     tell(f"{name}, rows, cuBLASLt", [library])
-    tell(f"{name}, rows, ours", [case(many(rows))])
+    tell(f"{name}, rows, ours", [case(large_m(rows))])
     if of_blocks:
         tell(f"{name}, blocks, cuBLASLt", [of_blocks])
-    tell(f"{name}, blocks, ours", [case(many(blocks))])
+    tell(f"{name}, blocks, ours", [case(large_m(blocks))])
     if "gate" not in name:
         return
     gate = lambda kind: case(rounding("silu_mul_rounded", kind, ROWS, features // 2, torch.bfloat16))  # noqa: E731
-    gated = case(many(rows, "linear_gated"))
+    gated = case(large_m(rows, "linear_gated"))
     tell(f"{name}, rows, cuBLASLt, then the gate, rounded", [library, gate("rows")])
     tell(f"{name}, rows, ours gated", [gated])
     tell(f"{name}, rows, ours gated, then rounded", [gated, case(rounding("quantize", "rows", ROWS, features // 2, torch.bfloat16))])
     if of_blocks:
         tell(f"{name}, blocks, cuBLASLt, then the gate, rounded", [of_blocks, gate("groups")])
-    tell(f"{name}, blocks, ours gated and rounded", [case(many(blocks, "groups"))])
+    tell(f"{name}, blocks, ours gated and rounded", [case(large_m(blocks, "groups"))])
 
 
 def main():

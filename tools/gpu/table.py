@@ -17,7 +17,7 @@ class Case:
     limit: float
     bytes: int  # bytes that must be moved
     operations: int | None = None  # arithmetic operations, if they are the limit
-    beside: dict[str, Callable[[], None]] = field(default_factory=dict)  # other implementations of the same operation
+    baselines: dict[str, Callable[[], None]] = field(default_factory=dict)  # other implementations of the same operation
 
 
 class Table:
@@ -46,8 +46,8 @@ class Table:
                              else f"{first.bytes / time / 1e6:.2f} TB/s")  # fmt: skip
         time = microseconds([case.run for case in cases])
         others = []
-        for name in first.beside:
-            other = microseconds([case.beside[name] for case in cases])
+        for name in first.baselines:
+            other = microseconds([case.baselines[name] for case in cases])
             others.append(f"{name} {other:.1f} us, {rate(other)}")
         print(f"| {kernel} | {work} | {time:.1f} | {rate(time)} | {'; '.join(others)} | {found:.1e} |", flush=True)
 

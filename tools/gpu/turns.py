@@ -201,9 +201,9 @@ def lending():
         is_whole = has >= before["idle"] * 0.999
         print(f"the idle model had {has:.0f} of its {before['idle']:.0f} blocks back {took:.2f} s after it was asked", flush=True)
         stop.set()
-        told = dict(errors)
-        print("errors:", told)
-        return is_whole and not told
+        counts = dict(errors)
+        print("errors:", counts)
+        return is_whole and not counts
     finally:
         server.terminate()
         print("the server ended with", server.wait(120))

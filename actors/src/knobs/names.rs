@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::nested;
+use super::{Peer, TABLE, nested};
 
 /// The names by which knobs were set, so that a suggestion uses the same name as the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,15 @@ impl Names {
     /// object.
     pub(super) fn insert(&mut self, knob: &'static str, name: String, object: Option<Value>) {
         self.0.insert(knob, TypedSetting { name, object });
+    }
+
+    /// The names of an earlier version that the user used, each with the name that replaces it.
+    pub fn former(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let former = TABLE.iter().flat_map(|knob| {
+            let former = knob.aliases.iter().filter(|alias| alias.of == Peer::Former);
+            former.map(|alias| (alias.name, knob.name))
+        });
+        former.filter(|(former, now)| self.of(now) == Some(former))
     }
 
     /// Returns the name by which the user set this knob, or the path if the knob was set inside an

@@ -152,7 +152,7 @@ impl Knobs {
     }
 
     /// Returns the options to load a model with. Knobs that are not set stay as in `base`. Four
-    /// knobs are not used here: `canary`, `sleep_for_room` and `host_bytes` belong to the runtime
+    /// knobs are not used here: `canary`, `sleep_for_memory` and `host_bytes` belong to the runtime
     /// ([`RuntimeConfig`](crate::runtime::RuntimeConfig)), and `disable_log_requests` belongs to
     /// the server.
     ///

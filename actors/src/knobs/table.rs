@@ -85,7 +85,7 @@ impl Kind {
     }
 }
 
-/// The server that uses a name.
+/// The origin of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// <https://docs.vllm.ai>
@@ -94,9 +94,11 @@ pub enum Peer {
     Sglang,
     /// <https://github.com/ModelTC/lightllm>
     LightLlm,
+    /// An earlier version of Bursar. Such a name works for one release.
+    Former,
 }
 
-/// A name that another server uses.
+/// A name that another server or an earlier version uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alias {
     pub name: &'static str,
@@ -110,7 +112,7 @@ pub struct Knob {
     /// The effect of the knob, in sentences.
     pub meaning: &'static str,
     pub kind: Kind,
-    /// The knob's names in other servers.
+    /// The knob's names in other servers and in earlier versions.
     pub aliases: &'static [Alias],
 }
 
@@ -385,7 +387,7 @@ knobs! {
     /// How long a request waits for a sleeping model to wake up. Default 120.
     wake_within: usize, Kind::Count("s"), [];
     /// A load or wake-up that lacks memory puts other models to sleep: the least recently used one or, if all are busy, one that has been awake for this long. Default 0, never.
-    sleep_for_room: usize, Kind::CountOrNone("s"), [];
+    sleep_for_memory: usize, Kind::CountOrNone("s"), [Former sleep_for_room];
     /// Host memory that may be leased, for decoded pictures and for the weights of sleeping models. Default 1 GiB.
     host_bytes: Bytes, Kind::Size, [];
     /// Threads that compute on a host device. The same number of further threads decode pictures. Default: one per CPU.

@@ -45,7 +45,7 @@ pub enum NoCredit {
 }
 
 impl Credits {
-    /// Creates `limit` credits.
+    /// Creates `limit` credits, which no gauge shows.
     pub fn new(limit: usize) -> Self {
         Credits { counts: Arc::default(), limit }
     }

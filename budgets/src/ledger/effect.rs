@@ -107,7 +107,7 @@ pub enum Refusal {
     /// The model's gate does not admit this claimant.
     #[error(
         "the gate of {model} is {gate}: {owner} may hold {} of {class}, but asked for {} in all",
-        seat.exact(),
+        reserved.exact(),
         asked.exact()
     )]
     GateClosed {
@@ -116,7 +116,7 @@ pub enum Refusal {
         owner: Owner,
         class: Class,
         /// The largest size that this claimant may hold.
-        seat: Bytes,
+        reserved: Bytes,
         /// The size that the claimant would have held.
         asked: Bytes,
     },

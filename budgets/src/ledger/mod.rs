@@ -347,16 +347,16 @@ impl Ledger {
             .map(|holding| holding.bytes)
             .sum();
         let asked = held.saturating_add(claim.more);
-        let seat = match (post.gate, post.reservations.seat(claim.owner, claim.class)) {
+        let reserved = match (post.gate, post.reservations.reserved(claim.owner, claim.class)) {
             (Gate::Open, _) => return Ok(()),
             (Gate::Frozen, _) if claim.class.is_guest() => return Ok(()),
             (Gate::Frozen, Some(_)) if claim.class.is_elastic() => return Ok(()),
-            (Gate::Frozen, Some(seat)) if asked <= seat => return Ok(()),
-            (Gate::Frozen, seat) => seat.unwrap_or_default(),
+            (Gate::Frozen, Some(reserved)) if asked <= reserved => return Ok(()),
+            (Gate::Frozen, reserved) => reserved.unwrap_or_default(),
             (Gate::Teardown, _) => Bytes::ZERO,
         };
         let (model, owner, class) = (claim.model.clone(), claim.owner.clone(), claim.class.clone());
-        Err(Refusal::GateClosed { model, gate: post.gate, owner, class, seat, asked })
+        Err(Refusal::GateClosed { model, gate: post.gate, owner, class, reserved, asked })
     }
 
     fn grow(&mut self, id: RequestId, lease: LeaseId, to: Bytes, wait: bool, effects: &mut Vec<Effect>) {

@@ -192,7 +192,7 @@ impl Ledger {
                 let size = waiting.kind.size();
                 let reason = match size.checked_sub(attainable).filter(|short_by| !short_by.is_zero()) {
                     Some(short_by) => Refusal::TooLarge { asked: size, attainable, short_by },
-                    None => self.check_wish(waiting).err()?,
+                    None => self.check_waiting(waiting).err()?,
                 };
                 Some((waiting.id, reason))
             })
@@ -202,7 +202,7 @@ impl Ledger {
         }
     }
 
-    fn check_wish(&self, waiting: &Waiting<RequestKind>) -> Result<(), Refusal> {
+    fn check_waiting(&self, waiting: &Waiting<RequestKind>) -> Result<(), Refusal> {
         let (owner, class, model) = match &waiting.kind {
             RequestKind::New(request) => (&request.owner, &request.class, &request.model),
             RequestKind::Grow { lease, .. } => {
@@ -217,8 +217,8 @@ impl Ledger {
         loop {
             let available = self.account(memory).available();
             let Some(waiting) = self.queue_mut(memory).pop_fitting(available) else { return };
-            // A grant made earlier in this loop may have used up the claimant's seat.
-            match self.check_wish(&waiting) {
+            // A grant made earlier in this loop may have used up the claimant's reservation.
+            match self.check_waiting(&waiting) {
                 Ok(()) => self.fulfil(waiting, effects),
                 Err(reason) => refuse(waiting.id, reason, effects),
             }

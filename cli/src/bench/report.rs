@@ -75,7 +75,7 @@ pub struct PlannedWork {
     pub flops: u64,
     /// The part of `flops` in GEMMs that the device multiplies in a quantized type.
     #[serde(rename = "e4m3_flops")]
-    pub rounded_flops: u64,
+    pub quantized_flops: u64,
     /// Bytes read and written in device memory.
     pub bytes: Bytes,
 }

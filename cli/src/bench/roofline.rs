@@ -44,7 +44,7 @@ impl Rates {
     /// limited by arithmetic or by memory, whichever takes longer.
     pub fn floor_seconds(&self, passes: &[Work]) -> f64 {
         let seconds = passes.iter().map(|work| {
-            let computing = (work.flops - work.rounded_flops / 2) as f64 / self.flops_per_second;
+            let computing = (work.flops - work.quantized_flops / 2) as f64 / self.flops_per_second;
             computing.max(work.bytes.0 as f64 / self.bytes_per_second)
         });
         seconds.sum()
@@ -232,7 +232,7 @@ mod tests {
         let rates = Rates::new(10.0, 2.0, "a story");
         let work = |flops, bytes| Work { flops, bytes: bursar::Bytes(bytes), ..Work::default() };
         assert_eq!(rates.floor_seconds(&[work(100, 4), work(10, 6)]), 10.0 + 3.0);
-        assert_eq!(rates.floor_seconds(&[Work { rounded_flops: 80, ..work(100, 4) }]), 6.0);
+        assert_eq!(rates.floor_seconds(&[Work { quantized_flops: 80, ..work(100, 4) }]), 6.0);
         assert!(Rates::of("host").is_none());
     }
 }

@@ -31,9 +31,9 @@ pub struct Prompts {
 pub struct PictureLoad {
     /// Number of concurrent requests.
     pub count: usize,
-    /// Width in pixels.
+    /// Width of each picture in pixels.
     pub width: u32,
-    /// Height in pixels.
+    /// Height of each picture in pixels.
     pub height: u32,
     /// Reply lengths in tokens, with one figure for each.
     pub replies: &'static [usize],

@@ -164,7 +164,7 @@ async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Res
     // loading for the first time.
     let last = Arc::new(Mutex::new(Some(String::new())));
     let heard_last = last.clone();
-    let hear = move |progress: Progress| {
+    let on_progress = move |progress: Progress| {
         let mut last = heard_last.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(last) = &mut *last else { return };
         if let Some(now) = described(&progress).filter(|now| now != last) {
@@ -173,7 +173,7 @@ async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Res
         }
         bar.show(progress);
     };
-    match runtime.load_with(source, options, hear).await {
+    match runtime.load_with(source, options, on_progress).await {
         Ok(model) => {
             last.lock().unwrap_or_else(PoisonError::into_inner).take();
             service.add(names, model);

@@ -149,7 +149,7 @@ fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, 
         None => Panel::default(),
     });
     panels.push(events::panel(view, now.unix, width, Fit::Cut, colors));
-    let rows = panel::share(&panels, &wishes(devices), area.height);
+    let rows = panel::share(&panels, &row_priorities(devices), area.height);
     let areas = Layout::vertical(rows.iter().map(|rows| Constraint::Length(*rows))).split(area);
     for ((panel, rows), area) in panels.into_iter().zip(rows).zip(areas.iter()) {
         frame.render_widget(Paragraph::new(panel.rows(rows, width)), *area);
@@ -158,17 +158,17 @@ fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, 
 
 /// Returns the order in which panels get rows. Each entry is the index of a panel and the number of
 /// rows that this panel should have before later entries get any.
-fn wishes(devices: usize) -> Vec<(usize, u16)> {
+fn row_priorities(devices: usize) -> Vec<(usize, u16)> {
     const ALL: u16 = u16::MAX;
     let (models, chosen, events) = (devices, devices + 1, devices + 2);
     let others = 1..devices.max(1);
-    let mut wishes = vec![(0, 2), (models, 2)];
-    wishes.extend([(0, 6), (chosen, 3)]);
-    wishes.extend(others.clone().map(|device| (device, 2)));
-    wishes.extend([(models, 4), (events, 2), (0, ALL), (chosen, 6), (events, 4), (models, 8), (chosen, ALL)]);
-    wishes.extend(others.map(|device| (device, ALL)));
-    wishes.extend([(models, ALL), (events, ALL)]);
-    wishes
+    let mut priorities = vec![(0, 2), (models, 2)];
+    priorities.extend([(0, 6), (chosen, 3)]);
+    priorities.extend(others.clone().map(|device| (device, 2)));
+    priorities.extend([(models, 4), (events, 2), (0, ALL), (chosen, 6), (events, 4), (models, 8), (chosen, ALL)]);
+    priorities.extend(others.map(|device| (device, ALL)));
+    priorities.extend([(models, ALL), (events, ALL)]);
+    priorities
 }
 
 fn draw_help(frame: &mut Frame<'_>, area: Rect, colors: Colors) {

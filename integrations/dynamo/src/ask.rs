@@ -34,7 +34,7 @@ pub(crate) fn pictures(request: &PreprocessedRequest) -> Result<Vec<String>, Dyn
 
 /// Converts a request to a chat. Also returns the stop tokens that are part of the reply.
 pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<(Chat, Vec<u32>), DynamoError> {
-    refuse_unserved(request)?;
+    refuse_unsupported(request)?;
     let (min, max) = pixels(request.mm_processor_kwargs.as_ref())?;
     let mut chat = Chat::from_tokens(request.token_ids.as_slice()).token_ids();
     for picture in pictures {
@@ -56,7 +56,7 @@ pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<
 }
 
 /// Refuses options that would change the reply and that this worker does not support.
-fn refuse_unserved(request: &PreprocessedRequest) -> Result<(), DynamoError> {
+fn refuse_unsupported(request: &PreprocessedRequest) -> Result<(), DynamoError> {
     let sampling = &request.sampling_options;
     let asked = [
         (request.prompt_embeds.is_some(), "`prompt_embeds`"),

@@ -141,10 +141,10 @@ async fn pictures_follow_serves_rules_and_unsupported_inputs_are_refused() {
         let (kind, message) = refused(&worker, shown(&tokens, url)).await;
         assert_eq!(kind, invalid, "{url}: {message}");
     }
-    let film = [("video_url".to_owned(), vec![MultimodalData::RawUrl("data:,".to_owned())])].into();
-    let film = with(request(&tokens, 1), |request| request.multi_modal_data = Some(film));
+    let video = [("video_url".to_owned(), vec![MultimodalData::RawUrl("data:,".to_owned())])].into();
+    let video = with(request(&tokens, 1), |request| request.multi_modal_data = Some(video));
     let two = with(request(&[11, 7], 1), |request| request.sampling_options.n = Some(2));
-    for (what, request) in [("a video", film), ("two replies", two), ("an unknown token", request(&[3, 100_000], 1))] {
+    for (what, request) in [("a video", video), ("two replies", two), ("an unknown token", request(&[3, 100_000], 1))] {
         assert_eq!(refused(&worker, request).await.0, invalid, "{what}");
     }
     worker.cleanup().await.expect("the worker shuts down");

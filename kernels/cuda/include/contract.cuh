@@ -477,7 +477,7 @@ namespace gemm_tiled_e4m3 {
 // Features per thread block of the kernel for few rows.
 constexpr uint32_t SMALL_M_FEATURES = 16;
 // Warps per thread block of the kernel for few rows. The warps share the columns.
-constexpr uint32_t FEW_WARPS = 4;
+constexpr uint32_t SMALL_M_WARPS = 4;
 // Threads per thread block of the kernel for few rows.
 constexpr uint32_t SMALL_M_THREADS = 128;
 // Features per tile of the kernel for many rows.
@@ -603,7 +603,7 @@ constexpr uint32_t LIST_PROMPT = 3;
 // Index of the list of the tokens produced so far.
 constexpr uint32_t LIST_PRODUCED = 4;
 // Fault: the logits contain NaN or +infinity.
-constexpr uint32_t FAULT_NOT_NUMBERS = 1;
+constexpr uint32_t FAULT_NON_FINITE_LOGITS = 1;
 // Fault: no token is allowed.
 constexpr uint32_t FAULT_NOTHING_ALLOWED = 2;
 // Fault: the row is padding.

@@ -40,8 +40,8 @@ struct Exchange {
     uint32_t apart;
 };
 
-// Rows of a tensor.
-struct Place {
+// Rows of a tensor in device memory, in units of 16 or 2 bytes.
+struct RowView {
     uint8_t* start;
     // `columns` is the number of units per row, `pitch` the number of units from the start of a row
     // to the start of the next.
@@ -131,9 +131,9 @@ __device__ __forceinline__ void leave(const Exchange& all, uint32_t epoch) {
 }
 
 template <typename Unit>
-__device__ __forceinline__ Unit* unit_of(const Place& place, uint64_t unit) {
-    const uint64_t row = unit / place.columns;
-    return reinterpret_cast<Unit*>(place.start) + row * place.pitch + (unit - row * place.columns);
+__device__ __forceinline__ Unit* unit_of(const RowView& rows, uint64_t unit) {
+    const uint64_t row = unit / rows.columns;
+    return reinterpret_cast<Unit*>(rows.start) + row * rows.pitch + (unit - row * rows.columns);
 }
 
 // The sum of a unit over all ranks, plus the unit at `before` unless it is null.
@@ -188,12 +188,12 @@ __device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, con
 
 // The epoch of a launch's collective, the half of the exchange memory that the collective uses, and
 // the units of this thread.
-struct Turn {
+struct Collective {
     uint32_t epoch;
     uint64_t half, first, step;
 };
 
-__device__ __forceinline__ Turn begin(const Exchange& all) {
+__device__ __forceinline__ Collective begin(const Exchange& all) {
     const uint32_t epoch = all.control[all.rank]->epoch + 1;
     return {epoch, (epoch & 1) * all.half, blockIdx.x * uint64_t(blockDim.x) + threadIdx.x,
             uint64_t(gridDim.x) * blockDim.x};
@@ -201,7 +201,7 @@ __device__ __forceinline__ Turn begin(const Exchange& all) {
 
 // Copies this rank's input to its exchange memory.
 template <typename Unit>
-__device__ __forceinline__ void bring(const Exchange& all, uint64_t half, const Place& part, uint64_t units,
+__device__ __forceinline__ void bring(const Exchange& all, uint64_t half, const RowView& part, uint64_t units,
                                       uint64_t first, uint64_t step) {
     for (uint64_t unit = first; unit < units; unit += step) {
         *reinterpret_cast<Unit*>(all.data[all.rank] + half + unit * sizeof(Unit)) = *unit_of<Unit>(part, unit);

@@ -7,15 +7,15 @@
 #include "tensor_core.cuh"
 
 // Transposes an 8 x 8 matrix of 16-bit elements; each lane has two elements of a row.
-__device__ __forceinline__ uint32_t turn(uint32_t pair) {
-    uint32_t turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
-    return turned;
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+    uint32_t out;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+    return out;
 }
 
 // Four lanes have the eight pairs of a row, each lane the pairs `lane % 4` and 4 + `lane % 4`.
 // Returns the two adjacent pairs from 2 * (lane % 4) on.
-__device__ __forceinline__ uint2 neighbours(uint32_t low, uint32_t high) {
+__device__ __forceinline__ uint2 adjacent_pairs(uint32_t low, uint32_t high) {
     const uint32_t lane = threadIdx.x % 32;
     const bool is_behind = lane & 2, is_odd = lane & 1;
     const uint32_t from_half = __shfl_xor_sync(0xffffffffu, is_behind ? low : high, 2);
@@ -42,14 +42,15 @@ __device__ __forceinline__ void write_places(const float (&c)[GROUPS][4], const 
         const bool is_there = place < tile.end && feature < features;
         Element* to = out + static_cast<uint64_t>(place) * features + feature;
         if constexpr (GATED) {
-            const uint32_t pair = turn(TensorCoreElement<Element>::pack(gated(sums[0], sums[2]), gated(sums[1], sums[3])));
+            const uint32_t packed = TensorCoreElement<Element>::pack(gated(sums[0], sums[2]), gated(sums[1], sums[3]));
+            const uint32_t pair = transposed(packed);
             if (is_there) {
                 *reinterpret_cast<uint32_t*>(to) = pair;
             }
         } else {
             const uint32_t low = TensorCoreElement<Element>::pack(by[group][0] * sums[0], by[group][1] * sums[1]);
             const uint32_t high = TensorCoreElement<Element>::pack(by[group][0] * sums[2], by[group][1] * sums[3]);
-            const uint2 pairs = neighbours(turn(low), turn(high));
+            const uint2 pairs = adjacent_pairs(transposed(low), transposed(high));
             if (is_there) {
                 *reinterpret_cast<uint2*>(to) = pairs;
             }

@@ -91,11 +91,11 @@ impl Pieces {
 /// Adjacent blocks whose slots are adjacent too, so that they need one copy per layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRange {
-    /// The first block.
+    /// Index of the first block in the KV cache.
     pub block: u32,
     /// Slot of the first block.
     pub slot: u32,
-    /// Number of blocks.
+    /// Number of adjacent blocks, at least 1.
     pub count: u32,
 }
 

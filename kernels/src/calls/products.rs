@@ -1,6 +1,6 @@
 //! GEMMs with weights, and the norms, gates and conversions around them.
 
-use crate::{Activations, Rounded, Tensor, Weight};
+use crate::{Activations, QuantizedRows, Tensor, Weight};
 
 /// Computes `out = x @ weight^T + bias`, or adds the result to `out` if `accumulate` is set. Sums
 /// are computed in `f32`.
@@ -114,7 +114,7 @@ pub struct Quantize<'a> {
     /// `[rows, columns]` activations. A gap between rows is allowed.
     pub x: Tensor<'a>,
     /// Quantized rows `[rows, columns]` and their scales.
-    pub out: Rounded<'a>,
+    pub out: QuantizedRows<'a>,
 }
 
 /// Memory in which a backend may measure GEMMs.

@@ -70,7 +70,7 @@ pub struct FillRandom<'a> {
     /// Factor on each element's integer sum: the requested standard deviation divided by the
     /// standard deviation of the sum.
     pub factor: f32,
-    /// Contiguous, floating point.
+    /// `[rows, columns]`, contiguous, floating point.
     pub out: Tensor<'a>,
 }
 

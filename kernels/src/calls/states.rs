@@ -77,9 +77,9 @@ pub struct GatedDelta<'a> {
     pub update: Tensor<'a>,
     /// `[tokens, value_heads]` activations: `a`. A gap between rows is allowed.
     pub decay: Tensor<'a>,
-    /// `[value_heads]` f32.
+    /// `[value_heads]` f32: logarithm of the rate of decay.
     pub log_decay: Tensor<'a>,
-    /// `[value_heads]` f32.
+    /// `[value_heads]` f32, added to `decay`.
     pub bias: Tensor<'a>,
     pub layer: &'a StateLayer,
     pub sequences: &'a StateSequences<'a>,
@@ -98,7 +98,7 @@ pub struct GatedRmsNorm<'a> {
     pub x: Tensor<'a>,
     /// `[rows, heads * head_dim]` activations; a gap between rows is allowed.
     pub gate: Tensor<'a>,
-    /// `[head_dim]` f32.
+    /// `[head_dim]` f32, the same for all heads.
     pub weight: Tensor<'a>,
     /// Constant added to the mean square.
     pub epsilon: f32,

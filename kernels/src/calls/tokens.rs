@@ -14,7 +14,7 @@ pub struct Argmax<'a> {
     /// `[columns]` u32, contiguous: the results to write in place of the indices. `None` writes the
     /// indices.
     pub ids: Option<Tensor<'a>>,
-    /// `[rows]` u32.
+    /// `[rows]` u32: indices of columns or their ids, or [`NO_CHOICE`].
     pub out: Tensor<'a>,
 }
 

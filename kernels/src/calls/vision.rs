@@ -15,7 +15,7 @@ pub const LEVEL_NUMBERS: usize = 1 + 2 * CHANNELS;
 /// The size of one patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PatchSize {
-    /// Pixels per side.
+    /// Pixels along each side of the square patch.
     pub side: usize,
     /// Frames per patch. If a picture has fewer frames, its last frame is repeated.
     pub frames: usize,
@@ -33,7 +33,7 @@ impl PatchSize {
 /// converts it to activations.
 #[non_exhaustive]
 pub struct Patchify<'a> {
-    /// `[bytes]` u8.
+    /// `[bytes]` u8: the color levels of all pictures.
     pub bytes: Tensor<'a>,
     /// `[pictures, LAYOUT_NUMBERS]` u32. The number of frames is 1 to `size.frames`.
     pub layout: Tensor<'a>,

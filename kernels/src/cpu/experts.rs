@@ -7,7 +7,7 @@ use super::{
     block_products::BlockWeight,
     memory::{Output, Rows, Scratch, indices, widen},
     quantize::round_rows,
-    quantized::{RoundedRows, WeightRows},
+    quantized::{QuantizedInput, WeightRows},
     threads::Threads,
 };
 use crate::{
@@ -48,11 +48,11 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
             *out = silu(*gate) * up;
         }
     });
-    if let Some(rounded) = &call.out.rounded {
+    if let Some(quantized) = &call.out.quantized {
         let plain = Rows::<f32>::of(plain);
         // Rows for experts of other ranks still have the contents of an earlier operation. They are
         // quantized too, although nothing reads them.
-        round_rows(threads, rounded, |row| plain.row(row));
+        round_rows(threads, quantized, |row| plain.row(row));
     }
 }
 
@@ -108,14 +108,14 @@ fn places_here(routing: &Routing<'_>) -> Range<usize> {
 /// The rows that are multiplied by the experts' weights.
 enum Operand<'a> {
     Plain(Rows<'a, f32>),
-    Rounded(RoundedRows<'a>),
+    Quantized(QuantizedInput<'a>),
 }
 
 impl<'a> Operand<'a> {
     fn of(x: &'a Activations<'_>) -> Self {
         match &x.plain {
             Some(plain) => Operand::Plain(Rows::of(plain)),
-            None => Operand::Rounded(RoundedRows::of(x)),
+            None => Operand::Quantized(QuantizedInput::of(x)),
         }
     }
 
@@ -124,7 +124,7 @@ impl<'a> Operand<'a> {
     fn copy(&self, row: usize, out: &mut [f32]) {
         match self {
             Operand::Plain(rows) => out.copy_from_slice(rows.row(row)),
-            Operand::Rounded(rows) => rows.widen(row, out),
+            Operand::Quantized(rows) => rows.widen(row, out),
         }
     }
 }
@@ -181,9 +181,9 @@ impl Panels<'_> {
                     self.x.copy(row(place + at), out);
                 }
                 let width = self.parts * columns.len();
-                if let Operand::Rounded(x) = &self.x {
+                if let Operand::Quantized(x) = &self.x {
                     let of_weight =
-                        WeightRows::of(self.weight).expect("activations are rounded for a quantized weight");
+                        WeightRows::of(self.weight).expect("activations are quantized for a quantized weight");
                     for (at, products) in products.chunks_exact_mut(width).take(count).enumerate() {
                         let (wide, scales) =
                             (&side_by_side[at * in_features..][..in_features], x.scales(row(place + at)));

@@ -4,7 +4,9 @@ use super::{
     memory::{Output, Rows},
     threads::Threads,
 };
-use crate::{Activations, E4m3, Quantization, Rounded, SCALE_BLOCK, calls::Quantize, e4m3_scale, largest_magnitude};
+use crate::{
+    Activations, E4m3, Quantization, QuantizedRows, SCALE_BLOCK, calls::Quantize, e4m3_scale, largest_magnitude,
+};
 
 pub(super) fn quantize(threads: &Threads, call: Quantize<'_>) {
     let x = Rows::<f32>::of(&call.x);
@@ -12,9 +14,9 @@ pub(super) fn quantize(threads: &Threads, call: Quantize<'_>) {
 }
 
 /// Quantizes the rows that `row` returns.
-pub(super) fn round_rows<'x>(threads: &Threads, out: &Rounded<'_>, row: impl Fn(usize) -> &'x [f32] + Sync) {
+pub(super) fn round_rows<'x>(threads: &Threads, out: &QuantizedRows<'_>, row: impl Fn(usize) -> &'x [f32] + Sync) {
     let (rows, columns) = (out.data.rows(), out.data.columns());
-    let out = RoundedOutput::of(out);
+    let out = QuantizedOutput::of(out);
     threads.share(rows, 4 * rows * columns, |_, at| {
         let x = row(at);
         // SAFETY: each row is one item, so no two threads write the same row.
@@ -33,31 +35,31 @@ pub(super) fn write_activations<F: Fn(usize, &mut [f32])>(
 ) {
     let (rows, columns) = (out.rows(), out.columns());
     let plain = out.plain.as_ref().map(Output::of);
-    let rounded = out.rounded.as_ref().map(RoundedOutput::of);
+    let quantized = out.quantized.as_ref().map(QuantizedOutput::of);
     threads.share(rows, rows * columns * cost, |_, row| {
         let write = prepared(row);
         if let Some(plain) = &plain {
             // SAFETY: each row is one item, so no two threads write the same row.
             write(0, unsafe { plain.part(row, 0, columns) });
         }
-        if let Some(rounded) = &rounded {
+        if let Some(quantized) = &quantized {
             // SAFETY: each row is one item, so no two threads write the same row.
-            unsafe { rounded.write(row, &write) };
+            unsafe { quantized.write(row, &write) };
         }
     });
 }
 
 /// Quantized rows, for threads that each write separate rows.
-struct RoundedOutput<'a> {
+struct QuantizedOutput<'a> {
     data: Output<'a, E4m3>,
     scales: Output<'a>,
     columns: usize,
     quantization: Quantization,
 }
 
-impl<'a> RoundedOutput<'a> {
-    fn of(out: &'a Rounded<'_>) -> Self {
-        RoundedOutput {
+impl<'a> QuantizedOutput<'a> {
+    fn of(out: &'a QuantizedRows<'_>) -> Self {
+        QuantizedOutput {
             data: Output::of_type(&out.data),
             scales: Output::of(&out.scales),
             columns: out.data.columns(),

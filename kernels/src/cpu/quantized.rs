@@ -13,7 +13,7 @@ use crate::{
 };
 
 pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
-    let x = RoundedRows::of(&call.x);
+    let x = QuantizedInput::of(&call.x);
     let weight = WeightRows::of(&call.weight).expect("an unquantized weight has a separate GEMM");
     let (features, in_features, rows) = (call.weight.rows(), call.weight.columns(), call.x.rows());
     let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));
@@ -42,7 +42,7 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     });
 }
 
-pub(super) struct RoundedRows<'a> {
+pub(super) struct QuantizedInput<'a> {
     data: Rows<'a, E4m3>,
     scales: RowScales<'a>,
 }
@@ -52,14 +52,14 @@ enum RowScales<'a> {
     Fixed(f32),
 }
 
-impl<'a> RoundedRows<'a> {
+impl<'a> QuantizedInput<'a> {
     pub(super) fn of(x: &'a Activations<'_>) -> Self {
-        let rounded = x.rounded.as_ref().expect("the op layer quantizes activations for a quantized weight");
-        let scales = match rounded.quantization {
-            Quantization::Groups | Quantization::Rows => RowScales::Stored(Rows::of(&rounded.scales)),
+        let quantized = x.quantized.as_ref().expect("the op layer quantizes activations for a quantized weight");
+        let scales = match quantized.quantization {
+            Quantization::Groups | Quantization::Rows => RowScales::Stored(Rows::of(&quantized.scales)),
             Quantization::Fixed(scale) => RowScales::Fixed(scale),
         };
-        RoundedRows { data: Rows::of(&rounded.data), scales }
+        QuantizedInput { data: Rows::of(&quantized.data), scales }
     }
 
     #[inline(always)]

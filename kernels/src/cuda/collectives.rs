@@ -183,11 +183,11 @@ impl CudaLink {
             unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
         let turns = in_turns(call.partial.rows(), at_once).filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
         // With more than four ranks, there is no kernel that both sums in shares and quantizes.
-        let turns = turns.filter(|_| call.out.rounded.is_none() || in_shares.is_none() || of <= 4);
+        let turns = turns.filter(|_| call.out.quantized.is_none() || in_shares.is_none() || of <= 4);
         let Some(turns) = turns else { return all_reduce_then_rms_norm(cuda, call) };
         cuda.enter()?;
         let threads = (row / UNIT).next_multiple_of(32);
-        let forms = match call.out.rounded {
+        let forms = match call.out.quantized {
             Some(_) => &hopper.all_reduce_rms_norm_rounded,
             None => &hopper.all_reduce_rms_norm,
         };
@@ -214,8 +214,8 @@ impl CudaLink {
                 call.weight_offset,
             ];
             let out = call.out.row_range(some.clone());
-            let arguments = match &out.rounded {
-                Some(rounded) => quantize::with_target(before, out.plain.as_ref(), rounded),
+            let arguments = match &out.quantized {
+                Some(quantized) => quantize::with_target(before, out.plain.as_ref(), quantized),
                 None => before.with(out.any().address()),
             }
             .with(count(some.len()));

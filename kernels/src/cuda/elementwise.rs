@@ -132,8 +132,8 @@ fn normalize(
 }
 
 pub(super) fn rms_norm(cuda: &Cuda, call: calls::RmsNorm<'_>) -> Result<(), KernelError> {
-    match &call.out.rounded {
-        Some(rounded) => quantize::rms_norm(cuda, &call, rounded),
+    match &call.out.quantized {
+        Some(quantized) => quantize::rms_norm(cuda, &call, quantized),
         None => {
             let kernel = cuda.entry_points().rms_norm;
             let terms = [call.epsilon, call.weight_offset];
@@ -154,7 +154,7 @@ pub(super) fn over_columns(rows: usize, columns: usize) -> Extent {
 }
 
 pub(super) fn silu_mul(cuda: &Cuda, call: calls::SiluMul<'_>) -> Result<(), KernelError> {
-    if call.out.rounded.is_some() {
+    if call.out.quantized.is_some() {
         return quantize::silu_mul(cuda, &call.gate_up, &call.out);
     }
     let out = call.out.plain();

@@ -106,7 +106,7 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Resu
 fn is_small_m(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
     let (rows, hidden) = (norm.x.rows(), norm.x.columns());
     let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
-    norm.out.rounded.is_none()
+    norm.out.quantized.is_none()
         && (1..=routing::SMALL_M_ROWS).contains(&rows)
         && product.weight.rows() <= normed::EXPERTS_MAX
         && hidden <= normed::HIDDEN_MAX
@@ -136,8 +136,8 @@ pub(super) fn gated_experts(cuda: &Cuda, call: calls::GatedExperts<'_>) -> Resul
         out.address(),
     ];
     ExpertGemm { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;
-    match call.out.rounded {
-        Some(rounded) => quantize::quantize(cuda, calls::Quantize { x: out.view(), out: rounded }),
+    match call.out.quantized {
+        Some(quantized) => quantize::quantize(cuda, calls::Quantize { x: out.view(), out: quantized }),
         None => Ok(()),
     }
 }
@@ -168,7 +168,7 @@ fn add(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError> {
 pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'_>) -> Result<(), KernelError> {
     let experts = &call.experts;
     products(cuda, experts)?;
-    if let Some(rounded) = call.out.rounded.as_ref().filter(|_| cuda.entry_points().hopper.is_none()) {
+    if let Some(quantized) = call.out.quantized.as_ref().filter(|_| cuda.entry_points().hopper.is_none()) {
         add(cuda, experts)?;
         let out = call.out.view();
         let norm = calls::RmsNorm {
@@ -178,7 +178,7 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'
             epsilon: call.epsilon,
             out,
         };
-        return quantize::rms_norm(cuda, &norm, rounded);
+        return quantize::rms_norm(cuda, &norm, quantized);
     }
     let (rows, columns) = (experts.sum.rows(), experts.sum.columns());
     let sum = arguments![
@@ -189,7 +189,7 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'
         count(experts.sum.pitch()),
         call.weight.address(),
     ];
-    if call.out.rounded.is_some() {
+    if call.out.quantized.is_some() {
         return quantize::add_experts_rms_norm(cuda, sum.with(call.epsilon).with(call.weight_offset), &call.out);
     }
     let norm = sum.with(count(columns)).with(call.epsilon).with(call.weight_offset);

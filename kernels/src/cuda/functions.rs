@@ -19,7 +19,7 @@ pub(super) struct Functions {
     modules: Modules,
 }
 
-/// A loaded kernel.
+/// A kernel of a module that is loaded into the context.
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     pub(super) raw: sys::CUfunction,

@@ -15,7 +15,7 @@ use super::{
     functions::Function,
     lane::Cuda,
 };
-use crate::{Activations, KernelError, Quantization, Rounded, Tensor, calls};
+use crate::{Activations, KernelError, Quantization, QuantizedRows, Tensor, calls};
 
 /// Returns `true` if rows of `columns` columns can be quantized.
 pub(super) fn serves(columns: usize) -> bool {
@@ -37,7 +37,7 @@ pub(super) fn quantize(cuda: &Cuda, call: calls::Quantize<'_>) -> Result<(), Ker
 
 /// Computes the norm of rows and quantizes it. If `call.out.plain` is requested, the unquantized
 /// norm is written too.
-pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
+pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &QuantizedRows<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon).with(call.weight_offset));
     let (kernel, before) = match large_m(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
         Some((hopper, held)) => {
@@ -52,25 +52,25 @@ pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>
 /// rows and quantizes it. `before` are the kernel's arguments for the sum and the norm.
 pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activations<'_>) -> Result<(), KernelError> {
     const OP: &str = "add_experts_rms_norm";
-    let rounded = out.rounded.as_ref().expect("the rounded output was requested");
+    let quantized = out.quantized.as_ref().expect("the quantized output was requested");
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    let kernel = Kernel::row_each(hopper.add_experts_rms_norm_rounded, rounded.data.rows(), rounded.data.columns());
-    launch(cuda, OP, kernel, before, out.plain.as_ref(), rounded)
+    let kernel = Kernel::row_each(hopper.add_experts_rms_norm_rounded, quantized.data.rows(), quantized.data.columns());
+    launch(cuda, OP, kernel, before, out.plain.as_ref(), quantized)
 }
 
 /// Multiplies the SiLU of the gates in `gate_up` by the up values and quantizes the result. If
 /// `out.plain` is requested, the unquantized result is written too.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
-    let rounded = out.rounded.as_ref().expect("the rounded output was requested");
+    let quantized = out.quantized.as_ref().expect("the quantized output was requested");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
     let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.sms;
     let kernels = cuda.entry_points();
-    let kernel = match (&kernels.hopper, long(cuda, gate_up, rounded)) {
+    let kernel = match (&kernels.hopper, long(cuda, gate_up, quantized)) {
         (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_small_m, rows, columns),
         (Some(hopper), Some(threads)) => Kernel::long(hopper.silu_mul_rounded_long, rows, threads),
         _ => Kernel::row_each(kernels.silu_mul_rounded, rows, columns),
     };
-    launch(cuda, "silu_mul", kernel, before, out.plain.as_ref(), rounded)
+    launch(cuda, "silu_mul", kernel, before, out.plain.as_ref(), quantized)
 }
 
 /// A kernel and its launch.
@@ -125,7 +125,7 @@ fn large_m<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a Ho
 /// kernels can keep a whole row, if a row is too long for the registers or not aligned to 16 bytes,
 /// or if the scales are not by rows. Other scales are known earlier, so keeping the row would save
 /// no time.
-fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
+fn long(cuda: &Cuda, x: &Tensor<'_>, out: &QuantizedRows<'_>) -> Option<usize> {
     let vectors = out.data.columns() / VECTOR;
     let is_long = (2 * THREADS_MAX + 1..=LONG_HELD * LONGER_THREADS_MAX).contains(&vectors);
     let is_many = x.rows() > 4 * cuda.kernels.target.sms;
@@ -144,7 +144,7 @@ fn starts_whole(x: &Tensor<'_>) -> bool {
 
 /// Appends to `before` the arguments for the quantized output, and for the unquantized output if it
 /// is also requested.
-pub(super) fn with_target(before: Arguments, plain: Option<&Tensor<'_>>, out: &Rounded<'_>) -> Arguments {
+pub(super) fn with_target(before: Arguments, plain: Option<&Tensor<'_>>, out: &QuantizedRows<'_>) -> Arguments {
     let (kind, fixed) = match out.quantization {
         Quantization::Groups => (BY_GROUPS, 1.0),
         Quantization::Rows => (BY_ROWS, 1.0),
@@ -168,7 +168,7 @@ fn launch(
     kernel: Kernel,
     before: Arguments,
     plain: Option<&Tensor<'_>>,
-    out: &Rounded<'_>,
+    out: &QuantizedRows<'_>,
 ) -> Result<(), KernelError> {
     cuda.enter()?;
     let (rows, columns) = (out.data.rows(), out.data.columns());

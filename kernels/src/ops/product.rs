@@ -25,14 +25,14 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
     }
     let WeightScales { factors, by, activations, zero_points } = scales;
     check::holds(zero_points.is_none(), op, "scales", factors, "no zero points for signed numbers")?;
-    let is_rounded_alike = if let ScaledBy::Block { rows: height, columns: width } = *by {
+    let is_quantized_alike = if let ScaledBy::Block { rows: height, columns: width } = *by {
         let is_even = width == SCALE_BLOCK && width.is_multiple_of(height);
         check::holds(is_even, op, "scales", factors, "blocks of a height that divides 128")?;
         *activations == Some(Quantization::Groups)
     } else {
         matches!(activations, Some(Quantization::Rows | Quantization::Fixed(_)))
     };
-    check::holds(is_rounded_alike, op, "scales", factors, "activation groups for block scales, rows for row scales")?;
+    check::holds(is_quantized_alike, op, "scales", factors, "activation groups for block scales, rows for row scales")?;
     check::shape(op, "scales", factors, by.shape([rows, columns]))?;
     check::f32(op, "scales", factors)?;
     check::holds(factors.is_contiguous(), op, "scales", factors, "contiguous rows")?;
@@ -71,10 +71,10 @@ fn check_activations(op: &'static str, x: &Activations<'_>, target: &Target) -> 
     if let Some(plain) = &x.plain {
         check::activation(op, "x", plain, target.activation())?;
     }
-    let Some(rounded) = &x.rounded else { return Ok(()) };
-    let (rows, columns) = (rounded.data.rows(), rounded.data.columns());
+    let Some(quantized) = &x.quantized else { return Ok(()) };
+    let (rows, columns) = (quantized.data.rows(), quantized.data.columns());
     check::shape(op, "x", x.any(), [rows, columns])?;
-    check::shape(op, "scales of x", &rounded.scales, [rows, rounded.quantization.row_scales(columns)])
+    check::shape(op, "scales of x", &quantized.scales, [rows, quantized.quantization.row_scales(columns)])
 }
 
 impl<B: Backend> Scope<'_, B> {

@@ -18,7 +18,7 @@ impl<B: Backend> Scope<'_, B> {
     /// Like [`quantize`](Scope::quantize), but writes to `out`, which was allocated for the result.
     /// Does nothing if `out` has no quantized format.
     pub(super) fn round(&self, x: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
-        let Some(out) = &out.rounded else { return Ok(()) };
+        let Some(out) = &out.quantized else { return Ok(()) };
         let mut work = Work::over(2 * x.shape().elements() as u64, &[x]);
         work.bytes += out.bytes();
         self.count(work);

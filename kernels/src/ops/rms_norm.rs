@@ -42,10 +42,15 @@ impl<'a> RmsNorm<'a> {
             check::shape(op, "out", plain, x.shape())?;
             check::writable(op, "out", plain);
         }
-        let Some(rounded) = &out.rounded else { return Ok(()) };
-        check::shape(op, "out", &rounded.data, x.shape())?;
-        check::shape(op, "scales of out", &rounded.scales, [x.rows(), rounded.quantization.row_scales(x.columns())])?;
-        check::writable(op, "out", &rounded.data);
+        let Some(quantized) = &out.quantized else { return Ok(()) };
+        check::shape(op, "out", &quantized.data, x.shape())?;
+        check::shape(
+            op,
+            "scales of out",
+            &quantized.scales,
+            [x.rows(), quantized.quantization.row_scales(x.columns())],
+        )?;
+        check::writable(op, "out", &quantized.data);
         Ok(())
     }
 }

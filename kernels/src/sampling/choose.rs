@@ -9,13 +9,13 @@ use super::{
 /// Scratch for one row: 24 bytes per vocabulary entry. Its initial contents do not matter.
 #[derive(Debug)]
 pub struct ChoiceScratch<'a> {
-    /// `[vocabulary]`.
+    /// `[vocabulary]`: weights of the candidates.
     pub weights: &'a mut [f64],
-    /// `[vocabulary]`.
+    /// `[vocabulary]`: tokens that may be drawn, with their logits.
     pub candidates: &'a mut [Candidate],
-    /// `[vocabulary]`.
+    /// `[vocabulary]`: logits after penalties, biases and masks.
     pub changed: &'a mut [f32],
-    /// `[vocabulary]`.
+    /// `[vocabulary]`: how often each token occurs so far, for penalties.
     pub tally: &'a mut [u32],
 }
 

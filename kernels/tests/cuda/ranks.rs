@@ -231,11 +231,11 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
                 let (partial, weight) = (brought.column_range(0..columns), scope.upload([columns], &weight)?);
                 let norm = || RmsNorm { weight_offset: 0.5, ..RmsNorm::new(&weight, 1e-6) };
                 let rows_of = |normed: &Activations<'_>| {
-                    let rounded = normed.rounded.as_ref().expect("the rounded output was requested");
+                    let quantized = normed.quantized.as_ref().expect("the quantized output was requested");
                     let codes: Vec<u8> =
-                        scope.download::<E4m3>(&rounded.data)?.into_iter().map(|code| code.0).collect();
+                        scope.download::<E4m3>(&quantized.data)?.into_iter().map(|code| code.0).collect();
                     let scales: Vec<u32> =
-                        scope.download::<f32>(&rounded.scales)?.into_iter().map(f32::to_bits).collect();
+                        scope.download::<f32>(&quantized.scales)?.into_iter().map(f32::to_bits).collect();
                     let plain = normed.plain.as_ref().map(|plain| scope.download::<bf16>(plain)).transpose()?;
                     Ok::<_, KernelError>((codes, scales, plain.map(|plain| bits(&plain))))
                 };

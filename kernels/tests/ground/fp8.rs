@@ -243,9 +243,9 @@ impl Fp8 {
                 floats(scope, &sum)
             }
             Product::Quantize => {
-                let rounded = scope.quantize(&inside(&x), self.quantization())?.rounded.expect("rounded output");
-                let codes: Vec<E4m3> = scope.download(&rounded.data)?;
-                let scales: Vec<f32> = scope.download(&rounded.scales)?;
+                let quantized = scope.quantize(&inside(&x), self.quantization())?.quantized.expect("quantized output");
+                let codes: Vec<E4m3> = scope.download(&quantized.data)?;
+                let scales: Vec<f32> = scope.download(&quantized.scales)?;
                 Ok(codes.into_iter().map(E4m3::to_f32).chain(scales).collect())
             }
         }
@@ -265,7 +265,7 @@ impl Fp8 {
                 _ => scales[feature],
             };
             let weight = |column| value(codes[feature * self.in_features + column]) * f64::from(scale(column));
-            let row_of_x = rounded(&x.row(row), self.quantization());
+            let row_of_x = quantized(&x.row(row), self.quantization());
             let sum: f64 = row_of_x.values().enumerate().map(|(column, x)| x * weight(column)).sum();
             let held = out.as_ref().map_or(0.0, |out| out.at(row, feature));
             sum + held + if has_bias { bias[feature] } else { 0.0 }
@@ -297,7 +297,7 @@ impl Fp8 {
             places
         };
         let x = Wide::new(activation, self.x_rows(), self.in_features, random);
-        let rounded: Vec<_> = (0..self.x_rows()).map(|row| rounded(&x.row(row), self.quantization())).collect();
+        let quantized: Vec<_> = (0..self.x_rows()).map(|row| quantized(&x.row(row), self.quantization())).collect();
         let (codes, scales) = self.weight(random);
         let bias = super::rounded(activation, &random.floats(self.out_features));
         let scale = |feature: usize, column: usize| match self.scaled {
@@ -306,7 +306,7 @@ impl Fp8 {
         };
         let product = |row: usize, feature: usize| -> f64 {
             let weight = |column| value(codes[feature * self.in_features + column]) * f64::from(scale(feature, column));
-            rounded[row].values().enumerate().map(|(column, x)| x * weight(column)).sum()
+            quantized[row].values().enumerate().map(|(column, x)| x * weight(column)).sum()
         };
         let with_bias = |row, feature: usize, has: bool| {
             product(row, feature) + if has { bias[feature % self.out_features] } else { 0.0 }
@@ -348,8 +348,8 @@ impl Fp8 {
                 })
             }
             Product::Quantize => {
-                let codes = rounded.iter().flat_map(|row| row.codes.clone());
-                codes.chain(rounded.iter().flat_map(|row| row.stored_scales())).collect()
+                let codes = quantized.iter().flat_map(|row| row.codes.clone());
+                codes.chain(quantized.iter().flat_map(|row| row.stored_scales())).collect()
             }
         }
     }
@@ -360,14 +360,14 @@ fn every(rows: usize) -> Vec<u32> {
 }
 
 /// A row of quantized activations.
-struct RoundedRow {
+struct QuantizedRow {
     codes: Vec<f64>,
     scales: Vec<f32>,
     group: usize,
     is_fixed: bool,
 }
 
-impl RoundedRow {
+impl QuantizedRow {
     fn values(&self) -> impl Iterator<Item = f64> {
         self.codes.iter().enumerate().map(|(column, code)| code * f64::from(self.scales[column / self.group]))
     }
@@ -379,9 +379,9 @@ impl RoundedRow {
 
 /// Quantizes a row by the definition: scales and quotients are f32, and each quotient becomes
 /// the nearest E4M3 number.
-fn rounded(x: &[f64], quantization: Quantization) -> RoundedRow {
+fn quantized(x: &[f64], quantization: Quantization) -> QuantizedRow {
     let group = if quantization == Quantization::Groups { 128 } else { x.len().max(1) };
-    let mut row = RoundedRow { codes: Vec::new(), scales: Vec::new(), group, is_fixed: false };
+    let mut row = QuantizedRow { codes: Vec::new(), scales: Vec::new(), group, is_fixed: false };
     for group in x.chunks(group) {
         let largest = group.iter().map(|x| x.abs() as f32).fold(0.0, f32::max);
         let scale = match quantization {

@@ -197,17 +197,17 @@ impl Mixed {
 
 /// Rows, width and output format of each case of `normed_sum`.
 pub const NORMED_SUMS: [(usize, usize, ActivationFormat); 7] = {
-    const fn rounded(quantization: Quantization, is_unquantized: bool) -> ActivationFormat {
+    const fn quantized(quantization: Quantization, is_unquantized: bool) -> ActivationFormat {
         ActivationFormat { is_unquantized, quantization: Some(quantization) }
     }
     [
         (1, 2048, ActivationFormat::PLAIN),
         (19, 1031, ActivationFormat::PLAIN),
         (3, 9008, ActivationFormat::PLAIN),
-        (1, 2048, rounded(Quantization::Groups, true)),
-        (19, 136, rounded(Quantization::Groups, false)),
-        (70, 264, rounded(Quantization::Rows, false)),
-        (3, 9008, rounded(Quantization::Fixed(0.002), true)),
+        (1, 2048, quantized(Quantization::Groups, true)),
+        (19, 136, quantized(Quantization::Groups, false)),
+        (70, 264, quantized(Quantization::Rows, false)),
+        (3, 9008, quantized(Quantization::Fixed(0.002), true)),
     ]
 };
 
@@ -238,9 +238,9 @@ pub fn normed_sum<B: Backend>(
     if let Some(plain) = &out.plain {
         found.extend(floats(scope, plain)?);
     }
-    if let Some(rounded) = &out.rounded {
-        found.extend(scope.download::<f32>(&rounded.scales)?);
-        found.extend(scope.download::<E4m3>(&rounded.data)?.into_iter().map(E4m3::to_f32));
+    if let Some(quantized) = &out.quantized {
+        found.extend(scope.download::<f32>(&quantized.scales)?);
+        found.extend(scope.download::<E4m3>(&quantized.data)?.into_iter().map(E4m3::to_f32));
     }
     Ok(found.into_iter().map(f32::to_bits).collect())
 }

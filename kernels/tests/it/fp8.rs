@@ -9,9 +9,9 @@ const WAYS: [Quantization; 3] = [Quantization::Groups, Quantization::Rows, Quant
 
 /// The codes and scales of quantized activations.
 fn bits<B: Backend>(scope: &Scope<'_, B>, x: &Activations<'_>) -> Result<Bits, KernelError> {
-    let rounded = x.rounded.as_ref().expect("the rounded output was requested");
-    let scales: Vec<f32> = scope.download(&rounded.scales)?;
-    Ok((scope.download(&rounded.data)?, scales.into_iter().map(f32::to_bits).collect()))
+    let quantized = x.quantized.as_ref().expect("the quantized output was requested");
+    let scales: Vec<f32> = scope.download(&quantized.scales)?;
+    Ok((scope.download(&quantized.data)?, scales.into_iter().map(f32::to_bits).collect()))
 }
 
 /// Quantized numbers, and the bits of their scales.
@@ -36,8 +36,8 @@ fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, ActivationFormat) -> Result<(Vec
 /// The contents of both formats, or nothing for a format that is missing.
 fn formats(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, Bits), KernelError> {
     let plain = x.plain.as_ref().map_or(Ok(Vec::new()), |plain| scope.download(plain))?;
-    let rounded = if x.rounded.is_some() { bits(scope, x)? } else { Default::default() };
-    Ok((plain, rounded))
+    let quantized = if x.quantized.is_some() { bits(scope, x)? } else { Default::default() };
+    Ok((plain, quantized))
 }
 
 #[test]

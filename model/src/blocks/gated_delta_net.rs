@@ -101,13 +101,13 @@ pub struct GatedDeltaNet {
     /// ranks compute all heads, because a GEMM with this few output columns is not worth sharding.
     /// `None` if the rows are part of `inputs`, because one GEMM takes less time than two.
     gates: Option<Linear>,
-    /// `[channels, conv_width]`
+    /// `[channels, conv_width]`: weights of the causal convolution over queries, keys and values.
     conv: Tensor<'static>,
     /// `[value_heads]` f32: logarithm of the rate of decay.
     log_decay: Tensor<'static>,
     /// `[value_heads]` f32, added to the decay's input.
     bias: Tensor<'static>,
-    /// `[value_dim]` f32
+    /// `[value_dim]` f32: weight of the gated norm, the same for all heads.
     norm: Tensor<'static>,
     epsilon: f32,
     /// `[hidden, value_heads * value_dim]`
@@ -162,7 +162,6 @@ impl GatedDeltaNet {
         self.gates.as_ref().map_or(inputs, |gates| inputs.and(gates.reads()))
     }
 
-    /// The output projection.
     pub fn out(&self) -> &Linear {
         &self.out
     }

@@ -10,7 +10,7 @@ pub enum RopeScaling {
     /// Every frequency is divided by `factor` (position interpolation, Chen et
     /// al. 2023, arXiv 2306.15595).
     Linear {
-        /// At least 1.
+        /// Divisor of all frequencies; at least 1.
         factor: f64,
     },
     /// Llama 3.1: low frequencies are divided by `factor`, high frequencies are unchanged, and

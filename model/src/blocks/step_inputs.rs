@@ -41,23 +41,23 @@ impl<'a> StepInputs<'a> {
     /// [`over`](Self::over), and the head has no recurrent state.
     ///
     /// # Panics
-    /// If `image` is shorter than the layout, or if the step has pictures.
-    pub fn of_drafts(image: &'a Tensor<'_>, layout: &StepLayout) -> Self {
+    /// If `step_arrays` is shorter than the layout, or if the step has pictures.
+    pub fn of_drafts(step_arrays: &'a Tensor<'_>, layout: &StepLayout) -> Self {
         assert_eq!(layout.picture_rows, 0, "the draft head needs its own rows of pictures, which the layout lacks");
-        let tokens = image.row_range(layout.place(StepArray::DraftTokens));
-        StepInputs { tokens, states: None, ..StepInputs::over(image, layout) }
+        let tokens = step_arrays.row_range(layout.place(StepArray::DraftTokens));
+        StepInputs { tokens, states: None, ..StepInputs::over(step_arrays, layout) }
     }
 
-    /// Views of a step's arrays. `image`, `[words]` u32, is the single upload that has all of them,
-    /// at the offsets of `layout`.
+    /// Views of a step's arrays. `step_arrays`, `[words]` u32, is the single upload that has all
+    /// arrays, at the offsets of `layout`.
     ///
     /// # Panics
-    /// If `image` is shorter than the layout.
-    pub fn over(image: &'a Tensor<'_>, layout: &StepLayout) -> Self {
-        let list = |array| image.row_range(layout.place(array));
+    /// If `step_arrays` is shorter than the layout.
+    pub fn over(step_arrays: &'a Tensor<'_>, layout: &StepLayout) -> Self {
+        let list = |array| step_arrays.row_range(layout.place(array));
         let of_group = |array, group: usize, length: usize| {
             let first = layout.place(array).start + group * length;
-            image.row_range(first..first + length)
+            step_arrays.row_range(first..first + length)
         };
         let group = |group| GroupInputs {
             slots: of_group(StepArray::Slots, group, layout.tokens),

@@ -36,7 +36,7 @@ const SHARDS_MAX: usize = 10_000;
 pub(super) const PYTORCH: &str = "pytorch_model.bin";
 pub(super) const PYTORCH_INDEX: &str = "pytorch_model.bin.index.json";
 
-/// `model.safetensors.index.json`, or `pytorch_model.bin.index.json`.
+/// The shard of each tensor: `model.safetensors.index.json`, or `pytorch_model.bin.index.json`.
 #[derive(Deserialize)]
 pub(super) struct IndexFile {
     pub weight_map: BTreeMap<String, String>,

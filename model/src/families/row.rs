@@ -26,7 +26,7 @@ pub trait ReleasedShape: 'static {
 
     fn decoder(&self) -> &DecoderShape;
 
-    /// `config.json`.
+    /// The contents of `config.json`.
     fn config(&self) -> Value;
 }
 

@@ -21,7 +21,7 @@ impl CacheFormat {
 
     /// Name of this format in an error message if `target` has no kernels for the format, otherwise
     /// `None`.
-    pub(crate) fn unserved(self, target: &Target) -> Option<&'static str> {
+    pub(crate) fn unsupported(self, target: &Target) -> Option<&'static str> {
         (self.is_quantized() && !target.has_quantized_cache()).then_some("FP8 keys and values")
     }
 

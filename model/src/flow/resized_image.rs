@@ -12,7 +12,7 @@ use crate::MergeSize;
 /// Patches along time, height and width. A still picture has one time step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grid {
-    /// Time steps.
+    /// Time steps, each of `temporal_patch_size` frames.
     pub t: u32,
     /// Patches from top to bottom.
     pub h: u32,

@@ -112,17 +112,17 @@ pub struct DraftInputs {
 /// The arrays of one step, before they are packed for upload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatch {
-    /// `[tokens]`
+    /// `[tokens]`: the input token of each row.
     pub tokens: Vec<InputToken>,
-    /// `[3, tokens]`
+    /// `[3, tokens]`: the position of each row along time, height and width.
     pub positions: Vec<u32>,
     /// Number of cache groups. 0 for a batch without sequences.
     pub groups: usize,
     /// `[groups, tokens]`: the KV cache slot for each token's keys and values.
     pub slots: Vec<u32>,
-    /// `[sequences + 1]`
+    /// `[sequences + 1]`: the first row of each sequence, and the number of rows.
     pub query_starts: Vec<u32>,
-    /// `[sequences]`
+    /// `[sequences]`: tokens of each sequence up to and including its last row.
     pub context_lengths: Vec<u32>,
     /// `[groups, sequences, blocks_max]`. Blocks before a window and padding are zeros that no
     /// kernel reads.

@@ -19,33 +19,33 @@ const ALIGNMENT: usize = 32;
 /// An array of a step. [`StepBatch`] describes the content of each array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepArray {
-    /// `[tokens]`
+    /// `[tokens]`: codes of the input tokens.
     Tokens,
     /// `[tokens]`: the inputs of the draft head; empty if the layout has none.
     DraftTokens,
-    /// `[axes, tokens]`
+    /// `[axes, tokens]`: the position of each row.
     Positions,
-    /// `[groups, tokens]`
+    /// `[groups, tokens]`: the KV cache slot of each row.
     Slots,
     /// `[sequences + 1]`: the rows of each sequence as attention sees it.
     QueryStarts,
-    /// `[sequences]`
+    /// `[sequences]`: tokens up to and including the last row.
     ContextLengths,
     /// `[logit_rows + score_rows]`: the rows that sample a token, then the rows that score a token.
     /// Empty if [every row samples](StepLayout::chooses_in_every_row).
     ChosenRows,
-    /// `[picture_rows]`
+    /// `[picture_rows]`: rows of the step whose embedding comes from a picture.
     EmbeddingRows,
-    /// `[picture_rows]`
+    /// `[picture_rows]`: the row of the vision cache that each of them reads.
     PictureCacheRows,
     /// `[states + 1]`: the rows of the sequences with a state; empty for a model without recurrent
     /// states, like the next five arrays.
     StateStarts,
-    /// `[states]`
+    /// `[states]`: tokens up to and including the last row.
     StateContexts,
-    /// `[states]`
+    /// `[states]`: the slot that each state is read from.
     StateReads,
-    /// `[states]`
+    /// `[states]`: the slot that each state is written to.
     StateWrites,
     /// `[states, SNAPSHOTS]`
     SnapshotRows,

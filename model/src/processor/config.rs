@@ -101,7 +101,7 @@ pub struct ImageProcessorConfig {
     pub counted: CountedPixels,
     /// Pixels along a side of a patch.
     pub patch_size: u32,
-    /// Frames per patch.
+    /// Frames that one patch covers.
     pub temporal_patch_size: u32,
     /// Patches along a side of a merge group.
     pub merge_size: u32,

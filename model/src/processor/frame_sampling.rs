@@ -1,16 +1,17 @@
-//! Selection of the frames of a film (the source file) that become the frames of a video.
+//! Selection of the frames of a video file that become the frames of a
+//! [`Video`](crate::flow::Video).
 
 use bursar_budgets::Bytes;
 
 use super::error::VideoError;
 
-/// Samples frames from a film at even distances, so that a single rate determines the
+/// Samples frames from a video file at even distances, so that a single rate determines the
 /// time of every frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FrameSampling {
     /// Wanted frames per second.
     pub frames_per_second: f64,
-    /// Maximum number of frames. A film with more frames at the wanted rate is sampled at a lower
+    /// Maximum number of frames. A file with more frames at the wanted rate is sampled at a lower
     /// rate, over its full length.
     pub frames_max: usize,
     /// Maximum total size of the decoded frames, at three bytes per pixel. Frames are shrunk to
@@ -19,8 +20,8 @@ pub struct FrameSampling {
 }
 
 impl FrameSampling {
-    /// Number of frames of a film of `seconds` seconds, and their rate: frame `n` is the frame
-    /// shown at `n / rate` seconds.
+    /// Number of frames of a video file of `seconds` seconds, and their rate: frame `n` is shown at
+    /// `n / rate` seconds.
     ///
     /// # Errors
     /// [`VideoError::FrameRate`] if the wanted rate is not above 0 and finite;
@@ -34,7 +35,7 @@ impl FrameSampling {
             return Err(VideoError::NoFrames);
         }
         // Files store rounded lengths. Without this margin, a frame could be taken at the very end
-        // of the film, where it is shown for no time.
+        // of the video, where it is shown for no time.
         const ROUNDING: f64 = 1e-3;
         let wanted = (seconds.max(0.0) * frames_per_second - ROUNDING).ceil().max(1.0);
         if wanted <= frames_max as f64 {

@@ -158,8 +158,12 @@ fn python_float(float: f64) -> String {
     }
 }
 
-/// The `tojson` filter with transformers' parameters.
-pub(crate) fn tojson(arguments: &[Value]) -> Result<String, Error> {
+/// The `tojson` filter with transformers' parameters. Calls `check` with the bytes of the text
+/// after each value that is written.
+///
+/// # Errors
+/// For wrong arguments, for values that JSON cannot represent, and the errors of `check`.
+pub(crate) fn tojson(arguments: &[Value], check: &dyn Fn(usize) -> Result<(), Error>) -> Result<String, Error> {
     let names = ["x", "ensure_ascii", "indent", "separators", "sort_keys"];
     let [value, ascii, indent, separators, sort] = bind(arguments, names)?;
     let wrong = |what| Error::new(ErrorKind::InvalidOperation, what);
@@ -181,21 +185,22 @@ pub(crate) fn tojson(arguments: &[Value]) -> Result<String, Error> {
     if indent.iter().chain([&item, &key]).any(|text| text.len() > 16) {
         return Err(wrong("indents and separators have at most 16 bytes"));
     }
-    let style = JsonStyle { ascii: flag(ascii, false), sort: flag(sort, false), indent, item, key };
+    let style = JsonStyle { ascii: flag(ascii, false), sort: flag(sort, false), indent, item, key, check };
     let mut json = String::new();
     style.write(&mut json, &value.unwrap_or_default(), 0)?;
     Ok(json)
 }
 
-struct JsonStyle {
+struct JsonStyle<'a> {
     ascii: bool,
     sort: bool,
     indent: Option<String>,
     item: String,
     key: String,
+    check: &'a dyn Fn(usize) -> Result<(), Error>,
 }
 
-impl JsonStyle {
+impl JsonStyle<'_> {
     fn write(&self, json: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > DEPTH_MAX {
             return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply for JSON"));
@@ -227,7 +232,7 @@ impl JsonStyle {
             }
             _ => return Err(Error::new(ErrorKind::InvalidOperation, "the value is not JSON serializable")),
         }
-        Ok(())
+        (self.check)(json.len())
     }
 
     fn key_text(&self, key: &Value) -> Result<String, Error> {

@@ -2,8 +2,8 @@
 //! that a rendering creates.
 //!
 //! Operators, methods and most filters pass the values that they create through the meter (see
-//! `template_metering.rs`). The filter `tojson` and filters that return existing values do not. A
-//! step that could create a huge value is checked before it runs.
+//! `template_metering.rs`). Filters that return existing values do not. A step that could create a
+//! huge value is checked before it runs; `tojson` checks the size of its text as it writes.
 
 use std::fmt;
 
@@ -334,7 +334,10 @@ impl MeterLimits {
                 self.meter(state, made)
             });
         }
-        environment.add_filter("tojson", |arguments: Rest<ValueOrKwargs>| tojson(&arguments.into_values()));
+        environment.add_filter("tojson", move |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+            let made = tojson(&arguments.into_values(), &|bytes| self.check(bytes as u64))?;
+            self.meter(state, Value::from(made))
+        });
     }
 }
 
@@ -362,13 +365,13 @@ fn in_minijinjas_order(filter: &str, arguments: &[Value]) -> Result<Vec<Value>, 
     Ok(ordered)
 }
 
-/// Upper bound on the number of entries into which a filter or a method splits a text. A split at
-/// separators may give one entry more.
+/// Upper bound on the number of entries into which a filter or a method splits a text; 0 if it
+/// does not split. A split at separators gives one entry more than there are separators.
 fn pieces(name: &str, text: &str, separator: Option<&Value>) -> usize {
     match (name, separator.and_then(Value::as_str)) {
-        ("split" | "rsplit", Some(separator)) if !separator.is_empty() => text.matches(separator).count(),
+        ("split" | "rsplit", Some(separator)) if !separator.is_empty() => text.matches(separator).count() + 1,
         ("split" | "rsplit", _) => text.split(is_space).count(),
-        ("lines" | "splitlines", _) => text.matches(is_line_break).count(),
+        ("lines" | "splitlines", _) => text.matches(is_line_break).count() + 1,
         ("list" | "sort" | "unique" | "map" | "select" | "reject" | "chain" | "zip", _) => text.chars().count(),
         _ => 0,
     }
@@ -399,4 +402,54 @@ fn of_pairs(arguments: &[Value]) -> Result<Vec<Value>, Error> {
 /// Whether a value is a namespace. minijinja exposes this type only by name.
 fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_split_has_more_entries_than_its_bound() {
+        for (name, text, separator, expected) in [
+            ("split", "a,b,c", Some(","), 3),
+            ("split", "abc", Some(","), 1),
+            ("rsplit", ",,", Some(","), 3),
+            ("split", "", Some(","), 1),
+            ("split", " a  b ", None, 2),
+            ("splitlines", "a\nb", None, 2),
+            ("splitlines", "a\r\nb\n", None, 2),
+        ] {
+            let separator = separator.map(Value::from);
+            let arguments: Vec<Value> = separator.iter().cloned().collect();
+            let made = python_methods::call(&Value::from(text), name, &arguments).expect("the text is split");
+            assert_eq!(made.len(), Some(expected), "{name} of {text:?}");
+            let bound = pieces(name, text, separator.as_ref());
+            assert!(bound >= expected, "{name} of {text:?} has {expected} entries; the bound is {bound}");
+        }
+    }
+
+    #[test]
+    fn a_split_beyond_the_limit_is_refused_before_it_runs() {
+        let limits = |entries: u64| MeterLimits { value_bytes_max: entries * ENTRY_BYTES, total_bytes_max: u64::MAX };
+        let arguments = [Value::from("a,b,c"), Value::from(",")];
+        assert!(limits(2).check_before("split", &arguments).is_err(), "the result has three entries");
+        limits(3).check_before("split", &arguments).expect("three entries are within the limit");
+    }
+
+    #[test]
+    fn the_text_of_tojson_is_metered() {
+        let mut environment = Environment::new();
+        MeterLimits { value_bytes_max: 1000, total_bytes_max: 1500 }.install(&mut environment);
+        let render = |template: &str, x: &str| environment.render_str(template, minijinja::context! { x });
+        let limit_of = |error: Error| {
+            let source =
+                std::error::Error::source(&error).and_then(|source| source.downcast_ref::<SizeLimitExceeded>());
+            source.expect("a limit was exceeded").bytes_max
+        };
+        let half = "a".repeat(600);
+        assert_eq!(render("{{ x|tojson }}", &half).expect("one text is within the limits").len(), 602);
+        assert_eq!(limit_of(render("{{ [x, x]|tojson }}", &half).expect_err("the text is too long")), 1000);
+        let thrice = "{{ x|tojson }}{{ x|tojson }}{{ x|tojson }}";
+        assert_eq!(limit_of(render(thrice, &half).expect_err("all texts together are too long")), 1500);
+    }
 }

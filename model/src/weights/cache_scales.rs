@@ -21,7 +21,7 @@ impl WeightMap<'_> {
         if !cache.is_quantized() {
             return Ok(None);
         }
-        self.refuse_unserved(cache.unserved(&self.target))?;
+        self.refuse_unsupported(cache.unsupported(&self.target))?;
         let names = ["k", "v"].map(|part| {
             [
                 format!("{attention}.{part}_scale"),             // of compressed-tensors

@@ -29,7 +29,7 @@ pub struct WeightCopy {
     /// How the weight of a norm is changed while it is read.
     pub norm: Option<NormScaling>,
     /// The scales to compute, if the elements are quantized while they are read.
-    pub rounded: Option<MadeScales>,
+    pub quantized: Option<ComputedScales>,
     /// The other parts of a weight of 4-bit integers. Then `kept` is u4.
     pub int4: Option<Int4Copy>,
     /// Whether an earlier copy has the same elements of the checkpoint in another format.
@@ -51,7 +51,7 @@ impl WeightCopy {
             swapped: false,
             blocks: None,
             norm: None,
-            rounded: None,
+            quantized: None,
             int4: None,
             is_duplicate: false,
         }
@@ -87,7 +87,7 @@ impl NormScaling {
 
 /// Scales that are computed while weights are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MadeScales {
+pub struct ComputedScales {
     /// The address of the scales of the copy's first row.
     pub to: Address,
     /// The parts of the weight that have separate scales.

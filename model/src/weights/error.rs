@@ -45,7 +45,7 @@ pub enum WeightError {
     NoDraftHead { module: &'static str },
     /// The target does not support a part of the model.
     #[error("{what} are not supported on {target} yet")]
-    Unserved {
+    Unsupported {
         /// The part of the model.
         what: &'static str,
         target: &'static str,
@@ -168,7 +168,7 @@ impl Hint for WeightError {
             ),
             WeightError::Cut { .. } => "use fewer ranks, or a checkpoint that is not quantized".to_owned(),
             WeightError::DraftProjection { .. } => "leave draft_quantization out, or set it to none".to_owned(),
-            WeightError::Unserved { .. } => {
+            WeightError::Unsupported { .. } => {
                 "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
                     .to_owned()
             }

@@ -5,7 +5,7 @@ use bursar_kernels::{RankShard, Weight};
 use super::{
     WeightCopy, WeightError, WeightMap, WeightSource, cut::Cut, map::WeightLayout, quantized_weight::Matrices,
 };
-use crate::checkpoint::quantization::unserved_experts;
+use crate::checkpoint::quantization::unsupported_experts;
 
 impl WeightMap<'_> {
     /// Claims the gated MLPs of a share of the experts: gate and up, expert by expert, as
@@ -90,12 +90,12 @@ impl WeightMap<'_> {
     }
 
     /// Returns the weights of experts. Refuses quantized weights for which the target has no
-    /// kernels, unless [`refuse_unserved`](Self::refuse_unserved) allows them.
+    /// kernels, unless [`refuse_unsupported`](Self::refuse_unsupported) allows them.
     fn served_experts(&self, experts: usize, both: [Weight<'static>; 2]) -> Result<[Weight<'static>; 2], WeightError> {
         for weight in &both {
             let Some(scheme) = weight.scheme() else { continue };
             let shape = [weight.rows() / experts, weight.columns()];
-            self.refuse_unserved(unserved_experts(&self.target, scheme, shape))?;
+            self.refuse_unsupported(unsupported_experts(&self.target, scheme, shape))?;
         }
         Ok(both)
     }

@@ -14,7 +14,8 @@ use super::{
     rounding::{narrow, widen_all},
 };
 use crate::checkpoint::{
-    DraftProjection, PackedMatrix, PackedScheme, WeightFormats, quantization::unserved_weight, random_tensor::DEVIATION,
+    DraftProjection, PackedMatrix, PackedScheme, WeightFormats, quantization::unsupported_weight,
+    random_tensor::DEVIATION,
 };
 
 /// The integer, before its zero point is added, to which the largest magnitude of a group is
@@ -61,7 +62,7 @@ impl WeightMap<'_> {
     ) -> Result<Option<Weight<'static>>, WeightError> {
         let added = self.target.padded_vocabulary(rows) - vocabulary.count;
         let place = WeightLayout { rows: added, ..WeightLayout::default() };
-        let claimed = match (self.checkpoint.draft_projection(), self.rounded_copy(name, vocabulary, hidden, added)) {
+        let claimed = match (self.checkpoint.draft_projection(), self.quantized_copy(name, vocabulary, hidden, added)) {
             (DraftProjection::Decoder, _) | (DraftProjection::Int4IfSupported, Err(_)) => return Ok(None),
             (DraftProjection::Int4, Err(reason)) => {
                 return Err(WeightError::DraftProjection { reason, target: self.target.name() });
@@ -76,7 +77,7 @@ impl WeightMap<'_> {
 
     /// The format of a second copy of `share` of the rows of the matrix `name`, with `added` rows of
     /// zeros, or the reason why the copy cannot have 4-bit integers.
-    fn rounded_copy(
+    fn quantized_copy(
         &self,
         name: &str,
         share: RankShard,
@@ -185,7 +186,7 @@ impl WeightMap<'_> {
                 return Ok(None);
             };
             let scheme = QuantizationScheme::int4(group, false);
-            self.refuse_unserved(unserved_weight(&self.target, scheme, [rows, columns]))?;
+            self.refuse_unsupported(unsupported_weight(&self.target, scheme, [rows, columns]))?;
             return Ok(Some(Claimed { scheme, group, scale_type: self.target.activation() }));
         }
         let WeightFormats::Packed(packed) = self.formats.formats() else { return Ok(None) };
@@ -315,7 +316,7 @@ impl Int4Rows {
 
     /// Rounds rows of `read` numbers of type `found`: in each group, the largest magnitude becomes
     /// 7. The rows are followed by zeros up to `columns` columns.
-    pub(super) fn rounded(bytes: &[u8], (found, read): (DType, usize), columns: usize, copy: &Int4Copy) -> Self {
+    pub(super) fn quantized(bytes: &[u8], (found, read): (DType, usize), columns: usize, copy: &Int4Copy) -> Self {
         let row_bytes = read * found.size();
         Int4Rows::fill(bytes.len() / row_bytes, columns, copy, |at, places| {
             let mut wide = vec![0.0; columns];
@@ -465,14 +466,14 @@ mod tests {
     const COPY: Int4Copy = Int4Copy { scales: Address(0), scale_type: DType::BF16, zero_points: None, group: 32 };
 
     #[test]
-    fn rounded_numbers_are_within_half_a_step_of_their_group() {
+    fn quantized_numbers_are_within_half_a_step_of_their_group() {
         let (read, columns) = (80, 96);
         let number = |at: usize| {
             ((at * 7919 % 4001) as f32 / 2000.0 - 1.0) * if (at / 32).is_multiple_of(5) { 0.0 } else { 3.0 }
         };
         let numbers: Vec<f32> = (0..16 * read).map(number).collect();
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let rows = Int4Rows::rounded(&bytes, (DType::F32, read), columns, &COPY);
+        let rows = Int4Rows::quantized(&bytes, (DType::F32, read), columns, &COPY);
         let mut found = vec![f32::NAN; 16 * columns];
         widen_all(&elements(&rows, columns, &COPY), DType::BF16, &mut found);
         for (found, numbers) in found.chunks_exact(columns).zip(numbers.chunks_exact(read)) {
@@ -486,7 +487,7 @@ mod tests {
         }
         let bad = [f32::INFINITY].into_iter().chain([1.0; 16 * 32 - 1]);
         let bad: Vec<u8> = bad.flat_map(f32::to_le_bytes).collect();
-        let rows = Int4Rows::rounded(&bad, (DType::F32, 32), 32, &COPY);
+        let rows = Int4Rows::quantized(&bad, (DType::F32, 32), 32, &COPY);
         assert!(half::bf16::from_le_bytes([rows.scales[0], rows.scales[1]]).is_nan(), "an infinity is not hidden");
     }
 

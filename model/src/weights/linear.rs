@@ -8,7 +8,7 @@ use bursar_kernels::{
 pub struct Linear {
     /// `[out_features, in_features]`
     pub weight: Weight<'static>,
-    /// `[out_features]`
+    /// `[out_features]`, added to each row of the product.
     pub bias: Option<Tensor<'static>>,
     /// Whether other ranks hold the rest of `in_features`, so that the result is a
     /// partial sum over ranks.

@@ -293,12 +293,12 @@ impl<'c> WeightMap<'c> {
         self.names.refuse_extra(self.checkpoint, self.copies())
     }
 
-    /// Refuses weights that the target has no kernels for, which `unserved` names. A map that only
-    /// measures allows them, unless it was made by [`with_kernels`](Self::with_kernels).
-    pub(super) fn refuse_unserved(&self, unserved: Option<&'static str>) -> Result<(), WeightError> {
-        match unserved {
+    /// Refuses weights that the target has no kernels for, which `unsupported` names. A map that
+    /// only measures allows them, unless it was made by [`with_kernels`](Self::with_kernels).
+    pub(super) fn refuse_unsupported(&self, unsupported: Option<&'static str>) -> Result<(), WeightError> {
+        match unsupported {
             Some(what) if self.needs_kernels || !self.is_dry() => {
-                Err(WeightError::Unserved { what, target: self.target.name() })
+                Err(WeightError::Unsupported { what, target: self.target.name() })
             }
             _ => Ok(()),
         }

@@ -33,7 +33,7 @@ mod unpacking;
 mod upload;
 
 pub use block_rows::BlockWeights;
-pub use copy::{Int4Copy, MadeScales, NormScaling, SpreadScales, WeightCopy, WeightSource};
+pub use copy::{ComputedScales, Int4Copy, NormScaling, SpreadScales, WeightCopy, WeightSource};
 pub use cut::Cut;
 pub use error::{RanksError, WeightError};
 pub use linear::Linear;

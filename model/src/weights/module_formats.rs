@@ -75,8 +75,8 @@ impl<'c> ModuleFormats<'c> {
                 let is_plain = |name: &str| {
                     stored.plain.has(name) || !self.is_in_decoder && self.is_unquantized_in_file(name, stored)
                 };
-                let (plain, rounded): (Vec<_>, Vec<_>) = modules.into_iter().partition(|name| is_plain(name));
-                if let (Some(name), Some(other)) = (rounded.first(), plain.first()) {
+                let (plain, quantized): (Vec<_>, Vec<_>) = modules.into_iter().partition(|name| is_plain(name));
+                if let (Some(name), Some(other)) = (quantized.first(), plain.first()) {
                     let (name, other) = ((*name).to_owned(), (*other).to_owned());
                     return Err(WeightError::PartlyQuantized { name, other });
                 }

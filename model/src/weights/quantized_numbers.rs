@@ -5,7 +5,7 @@ use bursar_kernels::{DType, E4m3, ScaledBy, e4m3_scale, largest_magnitude, ops::
 use rayon::prelude::*;
 
 use super::{
-    MadeScales, WeightError,
+    ComputedScales, WeightError,
     rounding::{buffer_for, widen_all},
 };
 use crate::checkpoint::random_tensor::DEVIATION;
@@ -22,7 +22,7 @@ const WIDENED: usize = 1 << 10;
 pub(super) fn quantized_parts<E>(
     rows: &[u8],
     (found, columns): (DType, usize),
-    made: MadeScales,
+    made: ComputedScales,
     buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8], &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -141,7 +141,7 @@ mod tests {
     /// Quantizes numbers and multiplies them by their scales again.
     fn there_and_back(numbers: &[f32], columns: usize, by: ScaledBy, height: usize) -> (Vec<f32>, Vec<f32>) {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let made = MadeScales { to: Address(0), by, height };
+        let made = ComputedScales { to: Address(0), by, height };
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
         quantized_parts(&bytes, (DType::F32, columns), made, &mut vec![0xff; 3], |some, of_some| {
             codes.extend_from_slice(some);

@@ -5,14 +5,14 @@ use bursar_budgets::Address;
 use bursar_kernels::{DType, Quantization, RankShard, ScaledBy, Tensor, Weight, WeightScales};
 
 use super::{
-    MadeScales, SpreadScales, WeightCopy, WeightError, WeightMap, WeightSource,
+    ComputedScales, SpreadScales, WeightCopy, WeightError, WeightMap, WeightSource,
     cut::{Cut, whole_units},
     map::WeightLayout,
     module_formats::Quantized,
     quantized_numbers::{RANDOM_SCALE, ScaleOf, check_scale},
     scaling::numbers,
 };
-use crate::checkpoint::{PackedMatrix, TensorInfo, quantization::unserved_weight};
+use crate::checkpoint::{PackedMatrix, TensorInfo, quantization::unsupported_weight};
 
 /// The scale of activations for a checkpoint without weights, which has no scales either.
 const UNKNOWN_SCALE: f32 = 1.0;
@@ -128,11 +128,11 @@ impl WeightMap<'_> {
         input_scales: Vec<String>,
     ) -> Result<Weight<'static>, WeightError> {
         let (scheme, shape) = (quantized.scheme.in_memory(height), [data.rows(), data.columns()]);
-        self.refuse_unserved(unserved_weight(&self.target, scheme, shape))?;
+        self.refuse_unsupported(unsupported_weight(&self.target, scheme, shape))?;
         let factors = self.segment.tensor(start, scheme.weights.shape(shape), DType::F32);
         let is_fixed = scheme.activations == Some(Quantization::Fixed(()));
         let input_scale = if is_fixed { self.input_scale(input_scales)? } else { UNKNOWN_SCALE };
-        let activations = scheme.activations.map(|rounded| rounded.map(|()| input_scale));
+        let activations = scheme.activations.map(|quantized| quantized.map(|()| input_scale));
         let scales = Some(WeightScales { factors, zero_points: None, by: scheme.weights, activations });
         Ok(Weight { scales, ..Weight::plain(data) })
     }
@@ -147,7 +147,7 @@ impl WeightMap<'_> {
     fn made_scales(&mut self, copy: usize, quantized: Quantized, shape: [usize; 2], height: usize, matrix_rows: usize) {
         let by = quantized.scheme.weights;
         let height = if by == ScaledBy::Tensor { matrix_rows } else { height };
-        self.segment.quantize(copy, MadeScales { to: self.segment.end(), by, height });
+        self.segment.quantize(copy, ComputedScales { to: self.segment.end(), by, height });
         self.scales(shape, WeightSource::Made, None);
     }
 

@@ -3,7 +3,7 @@
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Shape, Tensor};
 
-use super::{Int4Copy, MadeScales, NormScaling, RoutingSkew, WeightCopy, WeightSource};
+use super::{ComputedScales, Int4Copy, NormScaling, RoutingSkew, WeightCopy, WeightSource};
 use crate::checkpoint::RandomTensor;
 
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
@@ -99,8 +99,8 @@ impl SegmentLayout {
     }
 
     /// Quantizes copy number `copy` while it is read, and computes its scales.
-    pub fn quantize(&mut self, copy: usize, scales: MadeScales) {
-        self.copies[copy].rounded = Some(scales);
+    pub fn quantize(&mut self, copy: usize, scales: ComputedScales) {
+        self.copies[copy].quantized = Some(scales);
     }
 
     /// Marks each copy with index `first` or above as a duplicate of an earlier one.

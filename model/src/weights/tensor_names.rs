@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::{WeightCopy, WeightError};
-use crate::checkpoint::{Checkpoint, quantization::OUTER};
+use crate::checkpoint::{Checkpoint, Stored, quantization::OUTER};
 
 /// Number of names that an error about extra tensors lists.
 const EXTRA_SHOWN: usize = 3;
@@ -126,12 +126,19 @@ impl TensorNames {
     }
 }
 
-/// Whether a tensor is the bias of a packed weight and all its elements are 0. AutoGPTQ writes such
-/// a bias for each layer that has none.
+/// Whether a tensor is the bias of a packed weight and all its elements are 0 or -0. AutoGPTQ
+/// writes such a bias for each layer that has none.
 fn is_zero_bias(checkpoint: &Checkpoint, name: &str) -> bool {
     let Some(module) = name.strip_suffix(".bias") else { return false };
     checkpoint.tensors.is_packed(&format!("{module}.weight"))
-        && checkpoint.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|byte| *byte == 0))
+        && checkpoint.tensor(name).is_ok_and(|bias| match bias.stored {
+            // The sign is the highest bit of an element's last byte in each of these types.
+            Stored::Plain(dtype) => bias.bytes.chunks(dtype.bytes()).all(|element| {
+                let (last, before) = element.split_last().expect("a chunk is not empty");
+                last & 0x7f == 0 && before.iter().all(|byte| *byte == 0)
+            }),
+            Stored::Blocks(_) | Stored::Packed(_) => false,
+        })
 }
 
 /// The first part of a name that is not in [`OUTER`], because releases of a model differ in those

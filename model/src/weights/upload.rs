@@ -15,7 +15,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::{
-    Cut, Int4Copy, MadeScales, NormScaling, RoutingSkew, WeightCopy, WeightError, WeightMap, WeightSource,
+    ComputedScales, Cut, Int4Copy, NormScaling, RoutingSkew, WeightCopy, WeightError, WeightMap, WeightSource,
     int4::Int4Rows,
     quantized_numbers::{quantized_parts, random_deviation},
     rounding::{buffer_for, rounded_parts, widen_all},
@@ -104,7 +104,7 @@ fn upload_copy<B: Backend>(
             if let Some(int4) = copy.int4 {
                 return upload_int4(backend, &found, copy, int4, &mut buffers.unpacked);
             }
-            if let Some(made) = copy.rounded {
+            if let Some(made) = copy.quantized {
                 return upload_quantized(backend, &found, copy, made, buffers);
             }
             return if copy.swapped {
@@ -286,7 +286,7 @@ fn upload_quantized<B: Backend>(
     backend: &B,
     found: &TensorInfo<'_>,
     copy: &WeightCopy,
-    made: MadeScales,
+    made: ComputedScales,
     buffers: &mut HostBuffers,
 ) -> Result<(), LoadError> {
     let (mut to, mut scales_to, dtype) = (copy.to, made.to, DType::from(found.dtype));
@@ -357,7 +357,7 @@ fn upload_int4<B: Backend>(
     let dtype = DType::from(found.dtype);
     let each = |part: &[u8]| {
         part.chunks(at_once * read * dtype.size()).try_for_each(|rows| {
-            let packed = Int4Rows::rounded(rows, (dtype, read), columns, &places);
+            let packed = Int4Rows::quantized(rows, (dtype, read), columns, &places);
             fill_int4(backend, &packed, &mut to, &mut places)
         })
     };

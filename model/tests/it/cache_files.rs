@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bursar_model::cache_file::{CacheFile, fingerprint};
+use bursar_model::cache_file::{BYTES_MAX, CacheFile, CacheFileError, fingerprint};
 
 /// A folder for one test, removed at the end.
 struct Folder(PathBuf);
@@ -39,6 +39,17 @@ fn a_replaced_cache_file_has_new_content_and_default_permissions() {
     fs::write(&beside, "as the user's other files").expect("the file is written");
     let permissions = |path: &Path| fs::metadata(path).expect("the file exists").permissions();
     assert_eq!(permissions(&file.path()), permissions(&beside));
+}
+
+#[test]
+fn content_that_could_not_be_read_again_is_not_written() {
+    let folder = Folder::of("too-large");
+    let file = CacheFile::named(&folder.0, &["demo"], &["demo"]);
+    let largest = vec![b' '; BYTES_MAX as usize];
+    file.replace(&largest).expect("the largest content is written");
+    assert_eq!(file.replace(&[&largest[..], b" "].concat()), Err(CacheFileError::TooLarge { bytes: BYTES_MAX + 1 }));
+    assert_eq!(file.read(), Ok(Some(largest)), "the old content is unchanged");
+    assert_eq!(fs::read_dir(&folder.0).expect("the folder exists").count(), 1, "no temporary file is left");
 }
 
 #[test]

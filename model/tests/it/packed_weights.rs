@@ -377,17 +377,24 @@ fn packed_and_plain_weights_are_joined_as_f32() {
 
 #[test]
 fn an_unused_bias_must_be_all_zeros() {
-    let [packed, _] = both(QWEN2, &gptq_settings(), gptq);
+    let [mut packed, _] = both(QWEN2, &gptq_settings(), gptq);
     let mut all = golden(&packed);
     let bias =
         |bytes: Vec<u8>| ("model.layers.0.self_attn.o_proj.bias".to_owned(), "F16".to_owned(), json!([48]), bytes);
-    all.push(bias(vec![0; 96]));
-    let packed = with_tensors(packed, all.clone());
-    Model::plan(&packed.open(), &CPU).expect("AutoGPTQ writes such a bias");
-    all.pop();
-    all.push(bias([vec![0; 95], vec![1]].concat()));
-    let error = with_tensors(packed, all).error();
-    assert!(error.to_string().contains("no layer for 1 tensors of the checkpoint: model.layers.0"), "{error}");
+    // An element of two bytes has its sign in the highest bit of the second byte.
+    for zeros in [vec![0; 96], [vec![0; 94], vec![0, 0x80]].concat(), [0, 0x80].repeat(48)] {
+        all.push(bias(zeros));
+        packed = with_tensors(packed, all.clone());
+        Model::plan(&packed.open(), &CPU).expect("AutoGPTQ writes such a bias");
+        all.pop();
+    }
+    for other in [[vec![0; 95], vec![1]].concat(), [vec![0; 94], vec![0x80, 0]].concat()] {
+        all.push(bias(other));
+        packed = with_tensors(packed, all.clone());
+        let error = packed.error();
+        assert!(error.to_string().contains("no layer for 1 tensors of the checkpoint: model.layers.0"), "{error}");
+        all.pop();
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn frame(width: u32, height: u32, number: u32) -> EncodedImage {
     png(&RgbImage::from_fn(width, height, |x, y| Rgb([(x * 3 + number) as u8, (y * 5) as u8, number as u8])))
 }
 
-fn film(frames: u32, width: u32, height: u32) -> Video {
+fn test_video(frames: u32, width: u32, height: u32) -> Video {
     Video::new((0..frames).map(|number| frame(width, height, number)).collect::<Vec<_>>(), 2.0)
 }
 
@@ -87,7 +87,7 @@ fn envelope() -> Envelope {
 #[test]
 fn a_video_is_planned_from_headers_and_processed_as_planned() {
     for (frames, steps) in [(1, 1), (2, 1), (3, 2), (8, 4)] {
-        let video = film(frames, 90, 61);
+        let video = test_video(frames, 90, 61);
         let plan = processor().plan(&video, &limits(), usize::MAX).expect("a plan");
         assert_eq!((plan.steps, plan.step.grid.t), (steps, 1));
         let processed = processor().process(&video, &plan, &limits()).expect("the video is processed");
@@ -105,7 +105,7 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
 /// Videos and pictures have different processors, which may normalize differently.
 #[test]
 fn a_one_frame_video_and_its_picture_have_different_keys() {
-    let shown = [Media::Image(frame(90, 61, 0)), Media::Video(film(1, 90, 61)), Media::Image(frame(90, 61, 0))];
+    let shown = [Media::Image(frame(90, 61, 0)), Media::Video(test_video(1, 90, 61)), Media::Image(frame(90, 61, 0))];
     let keys: Vec<_> = plan(&envelope(), &shown).expect("a plan").iter().map(MediaPlan::key).collect();
     assert_eq!(keys[0], keys[2]);
     assert_ne!(keys[0], keys[1]);
@@ -158,7 +158,7 @@ fn invalid_videos_are_refused_with_the_value() {
     let error = refused(&strange);
     assert_eq!(error, VideoError::Frame { frame: 1, file: FileName::default(), source: ImageError::UnknownFormat });
     assert!(!format!("{error} {error:?} {}", error.hint()).contains("secret"));
-    let thin = refused(&film(2, 3, 900));
+    let thin = refused(&test_video(2, 3, 900));
     assert!(matches!(thin, VideoError::Frame { frame: 0, source: ImageError::AspectRatio { .. }, .. }), "{thin:?}");
 }
 
@@ -185,8 +185,8 @@ fn a_media_key_depends_on_size_but_not_on_limits() {
     let MediaError::Picture { source: ImageError::OwnLimitTooHigh { most, .. }, .. } = error else { panic!("{error}") };
     assert_eq!(most, envelope().picture_patches as u64 * 196);
     let small = frame(90, 61, 0).within(ResizeLimits { pixels_max: Some(784), ..ResizeLimits::default() });
-    let film = Media::Video(Video::new(vec![small; 2], 2.0));
-    let error = plan(&envelope(), &[film]).expect_err("a frame's size differs from its video's");
+    let video = Media::Video(Video::new(vec![small; 2], 2.0));
+    let error = plan(&envelope(), &[video]).expect_err("a frame's size differs from its video's");
     assert!(error.to_string().contains("`max_pixels`") && error.hint().contains("leave"), "{error}");
 }
 
@@ -197,7 +197,7 @@ fn video_steps_share_the_patches_that_pictures_leave() {
         let plans = plan(&envelope(), visuals).expect("a plan");
         plans.iter().map(|plan| plan.grid().patches()).collect::<Vec<_>>()
     };
-    let video = |frames| Media::Video(film(frames, 400, 400));
+    let video = |frames| Media::Video(test_video(frames, 400, 400));
     // A prompt may have 128 patches: two pictures of the maximum of 64 patches. A step never has
     // more patches than a picture may have.
     assert_eq!(patches(&[picture.clone(), picture.clone()]), [64, 64]);
@@ -235,7 +235,7 @@ proptest! {
                 if still {
                     Media::Image(frame(width, height, frames))
                 } else {
-                    Media::Video(film(frames, width, height))
+                    Media::Video(test_video(frames, width, height))
                 }
             })
             .collect();
@@ -255,7 +255,7 @@ proptest! {
 fn the_frames_of_a_video_share_its_pixel_limit() {
     let patches = |settings: &ImageProcessorConfig, frames: u32| {
         let processor = VideoProcessor::new(settings.clone()).expect("valid settings");
-        let plan = processor.plan(&film(frames, 400, 400), &limits(), usize::MAX).expect("a plan");
+        let plan = processor.plan(&test_video(frames, 400, 400), &limits(), usize::MAX).expect("a plan");
         plan.step.grid.patches()
     };
     // A limit of 60 tokens over all frames leaves 30 tokens for each of two frames, 15 for
@@ -266,7 +266,7 @@ fn the_frames_of_a_video_share_its_pixel_limit() {
     // A limit per frame never reduces a video below its minimum pixels.
     assert_eq!([2, 8].map(|frames| patches(&whole_video(Some(16)), frames)), [4 * 16, 4 * 4]);
     assert_eq!(patches(&whole_video(Some(1)), 2), 4 * 4);
-    let lone = VideoProcessor::new(free).expect("valid settings").plan(&film(1, 400, 400), &limits(), usize::MAX);
+    let lone = VideoProcessor::new(free).expect("valid settings").plan(&test_video(1, 400, 400), &limits(), usize::MAX);
     let lone = lone.expect_err("the limit is less than one step");
     assert_eq!(lone, VideoError::TooFewFrames { frames: 1, least: 2 });
     assert!(lone.hint().contains("picture"), "{}", lone.hint());
@@ -276,7 +276,7 @@ fn the_frames_of_a_video_share_its_pixel_limit() {
 fn the_minimum_pixels_are_kept_unless_a_limit_forbids() {
     let settings = ImageProcessorConfig { pixel_bounds: PixelBounds { min: 30 * 784, max: 40 * 784 }, ..config() };
     let processor = VideoProcessor::new(settings).expect("valid settings");
-    let patches = |limit| processor.plan(&film(2, 56, 56), &limits(), limit).expect("a plan").step.grid.patches();
+    let patches = |limit| processor.plan(&test_video(2, 56, 56), &limits(), limit).expect("a plan").step.grid.patches();
     // The smallest square with at least 30 tokens has 36, as in transformers.
     assert_eq!((patches(usize::MAX), patches(60 * 4)), (4 * 36, 4 * 36));
     assert_eq!(patches(40 * 4), 4 * 16, "the size is rounded down if rounding up would exceed the limit");
@@ -287,8 +287,8 @@ fn all_allowed_frames_and_their_text_fit_the_context() {
     let released =
         ImageProcessorConfig { pixel_bounds: PixelBounds { min: 4096, max: 25_165_824 }, ..whole_video(None) };
     let tokens = |envelope: &Envelope, step_text_tokens: usize| {
-        let film = Video::new(vec![png(&RgbImage::new(1280, 720)); envelope.video_frames], 2.0);
-        let plans = plan_written(released.clone(), step_text_tokens, envelope, &[Media::Video(film)]);
+        let video = Video::new(vec![png(&RgbImage::new(1280, 720)); envelope.video_frames], 2.0);
+        let plans = plan_written(released.clone(), step_text_tokens, envelope, &[Media::Video(video)]);
         let grid = plans.expect("the number of frames is within `video_frames`")[0].grid();
         grid.patches() / 4 + grid.pictures() * step_text_tokens
     };
@@ -375,7 +375,7 @@ fn video_settings_have_a_separate_file_and_defaults() {
 #[test]
 fn decoding_memory_does_not_grow_with_the_number_of_frames() {
     let bytes = |frames| {
-        let plan = processor().plan(&film(frames, 1200, 900), &limits(), 16).expect("a plan");
+        let plan = processor().plan(&test_video(frames, 1200, 900), &limits(), 16).expect("a plan");
         assert_eq!(plan.step.grid, Grid { t: 1, h: 2, w: 4 });
         (plan.decoding_bytes, plan.patches_bytes())
     };

@@ -40,9 +40,9 @@ class Refused extends Error {
 
   static async from(response) {
     const body = await response.json().catch(() => null);
-    const told = body?.error?.message ?? `The server answered ${response.status} ${response.statusText}`;
+    const message = body?.error?.message ?? `The server answered ${response.status} ${response.statusText}`;
     const after = response.headers.get("retry-after");
-    return new Refused(after ? `${told.replace(/\.$/, "")}. Try again in ${after} s.` : told, response.status);
+    return new Refused(after ? `${message.replace(/\.$/, "")}. Try again in ${after} s.` : message, response.status);
   }
 }
 
@@ -85,9 +85,9 @@ export async function* eventsOf(body) {
           [type, data] = ["", []];
           continue;
         }
-        const [, field, told] = /^([^:]*)(?:: ?(.*))?$/s.exec(line);
-        if (field === "data") data.push(told ?? "");
-        if (field === "event") type = told ?? "";
+        const [, field, value] = /^([^:]*)(?:: ?(.*))?$/s.exec(line);
+        if (field === "data") data.push(value ?? "");
+        if (field === "event") type = value ?? "";
       }
     }
   } finally {
@@ -175,8 +175,8 @@ async function smaller(file) {
 }
 
 async function read(file) {
-  const [sent, isFilm] = [await smaller(file), file.type.startsWith("video/")];
-  return { name: file.name || "picture", isFilm, file: URL.createObjectURL(sent), url: await dataOf(sent) };
+  const [sent, isVideo] = [await smaller(file), file.type.startsWith("video/")];
+  return { name: file.name || "picture", isVideo, file: URL.createObjectURL(sent), url: await dataOf(sent) };
 }
 
 async function addPictures(files) {
@@ -207,10 +207,10 @@ function showPictures() {
   }));
 }
 
-function shown({ name, file, isFilm }) {
-  const image = isFilm ? document.createElement("video") : new Image();
+function shown({ name, file, isVideo }) {
+  const image = isVideo ? document.createElement("video") : new Image();
   image.src = file;
-  if (isFilm) [image.muted, image.ariaLabel] = [true, name];
+  if (isVideo) [image.muted, image.ariaLabel] = [true, name];
   else image.alt = name;
   return image;
 }
@@ -248,11 +248,11 @@ let running = null;
 
 /** Returns the messages for the API. Questions without an answer are left out, except the last. */
 function messages() {
-  const told = turns.filter((turn) => turn.answer || turn === turns.at(-1));
+  const sent = turns.filter((turn) => turn.answer || turn === turns.at(-1));
   const system = $("system").value.trim();
-  const said = told.flatMap(({ text, pictures, answer }) => {
-    const parts = pictures.map(({ url, isFilm }) =>
-      isFilm ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } });
+  const said = sent.flatMap(({ text, pictures, answer }) => {
+    const parts = pictures.map(({ url, isVideo }) =>
+      isVideo ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } });
     if (text) parts.push({ type: "text", text });
     const question = { role: "user", content: pictures.length ? parts : text };
     return answer ? [question, { role: "assistant", content: answer }] : [question];
@@ -356,8 +356,8 @@ class Reply {
   constructor(place) {
     this.place = place;
     this.words = make("div", "words");
-    this.told = make("p", "usage", "waiting");
-    place.replaceChildren(this.words, this.told);
+    this.figuresLine = make("p", "usage", "waiting");
+    place.replaceChildren(this.words, this.figuresLine);
     // Screen readers read the answer when it is complete.
     place.setAttribute("aria-busy", "true");
     [this.text, this.reasoning, this.chunks, this.moments, this.isDrawn] = ["", "", 0, 0, true];
@@ -413,7 +413,7 @@ class Reply {
     }
     if (this.thoughts) draw(this.thoughts, this.reasoning);
     draw(this.words, this.text);
-    if (this.chunks) say(this.told, `${grouped(this.chunks)} tokens`);
+    if (this.chunks) say(this.figuresLine, `${grouped(this.chunks)} tokens`);
   }
 
   /** Ends an incomplete answer. If there is no error, the user stopped the answer. */
@@ -425,7 +425,7 @@ class Reply {
     keepEnd(() => {
       this.draw();
       if (error) this.words.after(error);
-      say(this.told, [...this.figures(), how].filter(Boolean).join(" · "));
+      say(this.figuresLine, [...this.figures(), how].filter(Boolean).join(" · "));
     });
     this.place.setAttribute("aria-busy", "false");
   }
@@ -434,15 +434,15 @@ class Reply {
     const { usage, chunks, first, last } = this;
     if (!chunks && !usage) return [];
     const tokens = usage?.completion_tokens ?? chunks;
-    const told = [];
+    const parts = [];
     if (usage) {
       const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-      told.push(`prompt ${grouped(usage.prompt_tokens)} tokens, ${grouped(cached)} of them cached`);
+      parts.push(`prompt ${grouped(usage.prompt_tokens)} tokens, ${grouped(cached)} of them cached`);
     }
-    told.push(`answer ${usage ? "" : "about "}${grouped(tokens)} tokens`);
-    if (this.moments >= RATED_MOMENTS) told.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
-    if (first) told.push(`first after ${((first - this.began) / 1000).toFixed(2)} s`);
-    return told;
+    parts.push(`answer ${usage ? "" : "about "}${grouped(tokens)} tokens`);
+    if (this.moments >= RATED_MOMENTS) parts.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
+    if (first) parts.push(`first after ${((first - this.began) / 1000).toFixed(2)} s`);
+    return parts;
   }
 }
 
@@ -474,7 +474,8 @@ function newChat(kept = null) {
   [running, turns, chat] = [null, [], kept?.id ?? Date.now()];
   $("log").replaceChildren();
   for (const { text, pictures, answer } of kept?.turns ?? []) {
-    const turn = addTurn({ text, pictures: pictures.map((picture) => ({ ...picture, file: picture.url })), answer });
+    const restored = ({ name, url }) => ({ name, url, file: url, isVideo: url.startsWith("data:video/") });
+    const turn = addTurn({ text, pictures: pictures.map(restored), answer });
     draw(turn.place.appendChild(make("div", "words")), answer);
     offerCopy(turn);
   }
@@ -517,7 +518,7 @@ let chat = Date.now();
  */
 function keepChat() {
   const turnsKept = turns.map(({ text, pictures, answer }) => ({
-    text, answer, pictures: pictures.map(({ name, url, isFilm }) => ({ name, url, isFilm })),
+    text, answer, pictures: pictures.map(({ name, url }) => ({ name, url })),
   }));
   let chats = [{ id: chat, turns: turnsKept }, ...kept(CHATS, []).filter(({ id }) => id !== chat)].slice(0, CHATS_MAX);
   for (let tries = 0; tries < 3 + CHATS_MAX; tries += 1) {
@@ -593,7 +594,7 @@ function byClass({ classes, canary, overhead, foreign, free }) {
   return bytes;
 }
 
-function showBudget({ device, is_host_memory, devices, budget, models: told }) {
+function showBudget({ device, is_host_memory, devices, budget, models: modelStates }) {
   showDevices(devices);
   const bytes = byClass(budget);
   say($("device"), `${size(budget.total)} of ${is_host_memory ? "host memory in place of a GPU" : device}`);
@@ -609,7 +610,7 @@ function showBudget({ device, is_host_memory, devices, budget, models: told }) {
   const lacks = budget.deficit ? `the device is overcommitted by ${size(budget.deficit)}` : "";
   const waiting = waits ? `${waits} ${waits === 1 ? "lease waits" : "leases wait"} for memory` : "";
   say($("pressure"), [lacks, waiting].filter(Boolean).join("; "));
-  showModels(told);
+  showModels(modelStates);
 }
 
 /** Index of the device that is shown, if models run on separate devices. */
@@ -631,11 +632,11 @@ $("devices").addEventListener("change", ({ target }) => {
 /** States of the models in the last snapshot, to detect a change. */
 let states = "";
 
-function showModels(told) {
+function showModels(modelStates) {
   const now = performance.now();
   heard = heard.filter(({ at }) => now - at < RATE_MILLISECONDS);
   const rate = (name) => (heard.filter(({ model }) => model === name).length * 1000) / RATE_MILLISECONDS;
-  const rows = told.map(({ model, state, detail, requests, requests_max }) => {
+  const rows = modelStates.map(({ model, state, detail, requests, requests_max }) => {
     const busy = requests == null ? (detail ?? "") : `${grouped(requests)} of ${grouped(requests_max)} requests`;
     return [model, state, busy, `${rate(model)} tokens/s here`];
   });
@@ -645,7 +646,7 @@ function showModels(told) {
     const row = body.rows[place] ?? body.appendChild(make("tr"));
     texts.forEach((text, column) => say(row.cells[column] ?? row.appendChild(make(column ? "td" : "th")), text));
   });
-  const seen = told.map(({ model, state, detail }) => [model, state, detail].join()).join("\n");
+  const seen = modelStates.map(({ model, state, detail }) => [model, state, detail].join()).join("\n");
   if (seen === states) return;
   states = seen;
   loadModels().catch(() => (states = ""));
@@ -747,13 +748,13 @@ async function watchOnce(heardOne) {
     for await (const { type, data } of eventsOf(body)) {
       clearTimeout(silence);
       silence = setTimeout(() => connection.abort(), SILENCE_MAX);
-      const told = JSON.parse(data);
-      if (type === "event") showEvent(told);
+      const message = JSON.parse(data);
+      if (type === "event") showEvent(message);
       if (type !== "budget") continue;
       heardOne();
       say($("connection"), "");
-      showBudget(told);
-      offerOtherProcess(told);
+      showBudget(message);
+      offerOtherProcess(message);
     }
   } catch (error) {
     if (device === shownDevice) throw error;
@@ -778,8 +779,8 @@ async function offerOtherProcess({ is_host_memory, budget }) {
 }
 
 $("other_process").addEventListener("click", async () => {
-  const told = await ask(`v1/budget/other_process${ofDevice()}`, asJson({ bytes: otherProcessBytes, seconds: 10 })).then(() => "", ({ message }) => message);
-  if (told) showEvent({ event: "other_process", detail: told });
+  const error = await ask(`v1/budget/other_process${ofDevice()}`, asJson({ bytes: otherProcessBytes, seconds: 10 })).then(() => "", ({ message }) => message);
+  if (error) showEvent({ event: "other_process", detail: error });
 });
 
 watch();

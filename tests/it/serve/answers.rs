@@ -118,15 +118,15 @@ fn files_are_read_only_below_the_media_root() {
     story(async {
         let root = std::env::temp_dir().join(format!("bursar-media-{}", std::process::id()));
         let (inside, outside) = (root.join("in"), root.join("out"));
-        for folder in [&inside.join("film"), &outside] {
+        for folder in [&inside.join("video"), &outside] {
             std::fs::create_dir_all(folder).expect("a folder");
         }
         let number = demo::pictures()[1].bytes;
         for file in [
             inside.join("number.png"),
             outside.join("secret.png"),
-            inside.join("film/1.png"),
-            inside.join("film/2.png"),
+            inside.join("video/1.png"),
+            inside.join("video/2.png"),
         ] {
             std::fs::write(file, number).expect("a file");
         }
@@ -159,9 +159,9 @@ fn files_are_read_only_below_the_media_root() {
         let escaping = json!({"messages": [{"role": "user", "content": [
             {"type": "video_url", "video_url": {"url": "file:escaping"}}, {"type": "text", "text": "What happens?"}]}]});
         assert_eq!(fixture.chat(escaping).await.status, 400, "a frame that is a link leads out of the media root");
-        let film = json!({"messages": [{"role": "user", "content": [
-            {"type": "video_url", "video_url": {"url": "file:film"}}, {"type": "text", "text": "What happens?"}]}], "max_tokens": 4});
-        let answer = fixture.chat(film).await.json();
+        let video = json!({"messages": [{"role": "user", "content": [
+            {"type": "video_url", "video_url": {"url": "file:video"}}, {"type": "text", "text": "What happens?"}]}], "max_tokens": 4});
+        let answer = fixture.chat(video).await.json();
         assert!(answer["usage"]["prompt_tokens_details"]["image_tokens"].as_u64() > Some(0), "{answer}");
         fixture.end().await;
         std::fs::remove_dir_all(root).expect("the folder is removed");

@@ -28,8 +28,8 @@ fn a_failed_model_is_logged_and_other_models_are_served() {
     let [error] = errors[..] else { panic!("expected one error: {:#?}", program.begun) };
     assert!(error["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{error}");
     let begin = "warning: these models failed to load";
-    let is_told = |line: &Value| line["message"].as_str().is_some_and(|text| text.starts_with(begin));
-    let lines = program.until(is_told);
+    let is_logged = |line: &Value| line["message"].as_str().is_some_and(|text| text.starts_with(begin));
+    let lines = program.until(is_logged);
     assert!(lines.iter().any(|line| is_error_of(line, "last")), "{lines:#?}");
     let last = lines.last().and_then(|line| line["message"].as_str()).unwrap_or_default();
     assert!(last.contains(": first, last; the other models"), "{last}");

@@ -83,10 +83,10 @@ fn budget_event_streams_do_not_delay_a_shutdown() {
         watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("a write");
         let mut received = Vec::new();
         // The stream begins with events from before the connection.
-        let is_told = |received: &[u8]| {
+        let is_reported = |received: &[u8]| {
             ["event: budget", "\"event\":\"ready\""].iter().all(|part| String::from_utf8_lossy(received).contains(part))
         };
-        while !is_told(&received) {
+        while !is_reported(&received) {
             let mut piece = [0; 4096];
             let read = watching.read(&mut piece).await.expect("the reply streams");
             assert!(read > 0, "the stream ended");

@@ -230,9 +230,9 @@ fn bodies_that_expand_in_memory_are_refused() {
     story(async {
         let fixture = Fixture::usual().await;
         let frames = format!("data:video/jpeg;base64,{}", ",".repeat(100_000));
-        let films =
+        let videos =
             json!({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": frames}}]}]});
-        assert_eq!(fixture.chat(films).await.status, 400);
+        assert_eq!(fixture.chat(videos).await.status, 400);
         let pictures = vec![json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}); 2000];
         let many = fixture.chat(json!({"messages": [{"role": "user", "content": pictures}]})).await;
         assert_eq!(many.status, 400, "{}", many.body);

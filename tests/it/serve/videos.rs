@@ -25,7 +25,7 @@ struct Root(PathBuf);
 
 impl Root {
     fn new(name: &str) -> Root {
-        let root = env::temp_dir().join(format!("bursar-films-{name}-{}", std::process::id()));
+        let root = env::temp_dir().join(format!("bursar-videos-{name}-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a folder");
         Root(root)
     }
@@ -71,14 +71,14 @@ fn ffmpeg() -> Option<PathBuf> {
 }
 
 /// Makes a video with ffmpeg.
-fn make(program: &Path, arguments: &[&str], input: &[u8], film: &Path) {
+fn make(program: &Path, arguments: &[&str], input: &[u8], video: &Path) {
     let mut command = Command::new(program);
-    command.args(["-hide_banner", "-loglevel", "error", "-y"]).args(arguments).arg(film);
+    command.args(["-hide_banner", "-loglevel", "error", "-y"]).args(arguments).arg(video);
     fed(&mut command, input);
 }
 
-async fn fixture(root: &Root, ffmpeg: Option<PathBuf>, film_time: Duration) -> Fixture {
-    let serve = ServeOptions { media_root: Some(root.0.clone()), ffmpeg, film_time, ..ServeOptions::default() };
+async fn fixture(root: &Root, ffmpeg: Option<PathBuf>, video_time: Duration) -> Fixture {
+    let serve = ServeOptions { media_root: Some(root.0.clone()), ffmpeg, video_time, ..ServeOptions::default() };
     Fixture::with(small(), serve).await
 }
 
@@ -90,7 +90,7 @@ fn about(part: Value) -> Value {
         "max_tokens": 1, "logprobs": true, "top_logprobs": 3}))
 }
 
-fn film(url: &str, fps: f64) -> Value {
+fn video_chat(url: &str, fps: f64) -> Value {
     about(json!({"type": "video_url", "video_url": {"url": url}, "fps": fps}))
 }
 
@@ -148,14 +148,14 @@ fn a_video_is_read_as_evenly_spaced_frames() {
             let expected = answer_of(&fixture, &about(json!({"type": "video", "video": shown, "fps": rate}))).await;
             let bytes = fs::read(root.0.join("a.mov")).expect("the file is there");
             for url in ["file:a.mov".to_owned(), "file:a.mkv".to_owned(), data("video/mp4", &bytes)] {
-                assert_eq!(answer_of(&fixture, &film(&url, fps)).await, expected, "{} at {fps}", &url[..10]);
+                assert_eq!(answer_of(&fixture, &video_chat(&url, fps)).await, expected, "{} at {fps}", &url[..10]);
             }
         }
         // Twenty frames at 10 fps. The file does not contain its duration, so the server drops
         // every second frame until the rest fits into the frame limit: twenty, ten, five.
         let shown: Vec<String> = (0..5).map(|number| data("image/png", &frames[4 * number])).collect();
         let expected = answer_of(&fixture, &about(json!({"type": "video", "video": shown, "fps": 2.5}))).await;
-        assert_eq!(answer_of(&fixture, &film("file:pipe.mkv", 10.0)).await, expected);
+        assert_eq!(answer_of(&fixture, &video_chat("file:pipe.mkv", 10.0)).await, expected);
         fixture.stage.settled(&before).await;
         fixture.end().await;
     });
@@ -205,7 +205,7 @@ fn videos_of_common_codecs_and_container_layouts_are_read() {
         let mut tokens = Vec::new();
         for entry in fs::read_dir(&root.0).expect("a folder") {
             let name = entry.expect("a file").file_name().into_string().expect("a name of ours");
-            tokens.push(answer_of(&fixture, &film(&format!("file:{name}"), 2.0)).await.1);
+            tokens.push(answer_of(&fixture, &video_chat(&format!("file:{name}"), 2.0)).await.1);
         }
         assert!(tokens.len() >= 6 && tokens.iter().all(|each| *each == tokens[0]), "{tokens:?}");
         fixture.end().await;
@@ -234,7 +234,7 @@ fn only_a_few_frames_of_a_long_video_are_decoded() {
         let expected =
             answer_of(&fixture, &about(json!({"type": "video", "video": frames, "fps": 8.0 / 7200.0}))).await;
         let started = Instant::now();
-        assert_eq!(answer_of(&fixture, &film("file:long.mkv", 2.0)).await, expected);
+        assert_eq!(answer_of(&fixture, &video_chat("file:long.mkv", 2.0)).await, expected);
         assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
         fixture.end().await;
     });
@@ -255,9 +255,9 @@ fn animations_are_read_without_ffmpeg() {
         drop(encoder);
         root.write("a.gif", &bytes);
         let fixture = fixture(&root, None, USUAL).await;
-        let whole = answer_of(&fixture, &film("file:a.gif", 2.0)).await;
+        let whole = answer_of(&fixture, &video_chat("file:a.gif", 2.0)).await;
         assert_eq!(whole.1, 3 * 9, "six frames make three steps");
-        assert_eq!(answer_of(&fixture, &film(&data("image/gif", &bytes), 2.0)).await, whole);
+        assert_eq!(answer_of(&fixture, &video_chat(&data("image/gif", &bytes), 2.0)).await, whole);
         let by_kwargs = json!({"mm_processor_kwargs": {"fps": 2.0}});
         let mut asked = about(json!({"type": "video_url", "video_url": {"url": "file:a.gif"}}));
         asked.as_object_mut().expect("an object").extend(by_kwargs.as_object().cloned().unwrap_or_default());
@@ -273,7 +273,7 @@ fn animations_are_read_without_ffmpeg() {
 
 /// Checks that a video is refused with status 400 and with these words.
 async fn refused(fixture: &Fixture, url: &str, words: &str) {
-    let answer = fixture.post("/v1/chat/completions", &film(url, 2.0)).await;
+    let answer = fixture.post("/v1/chat/completions", &video_chat(url, 2.0)).await;
     assert_eq!(answer.status, 400, "{url}: {}", answer.body);
     let error = answer.error();
     assert_eq!(error["param"], "messages[0].content[0].video_url.url", "{error}");
@@ -298,8 +298,8 @@ fn video_frames_count_toward_the_limit_of_all_bodies() {
         let fixture = Fixture::with(small(), serve).await;
         for _ in 0..3 {
             // Four frames of 21 KiB fit. Eight do not.
-            assert_eq!(answer_of(&fixture, &film("file:a.gif", 1.0)).await.1, 2 * 9);
-            let full = fixture.post("/v1/chat/completions", &film("file:a.gif", 2.0)).await;
+            assert_eq!(answer_of(&fixture, &video_chat("file:a.gif", 1.0)).await.1, 2 * 9);
+            let full = fixture.post("/v1/chat/completions", &video_chat("file:a.gif", 2.0)).await;
             assert_eq!(full.status, 503, "{}", full.body);
         }
         fixture.end().await;
@@ -376,10 +376,10 @@ fn malicious_videos_are_refused_and_read_no_other_file() {
             refused(&fixture, url, words).await;
         }
         for fps in [0.0, -1.0, 1e-300] {
-            let answer = fixture.post("/v1/chat/completions", &film("file:whole.mp4", fps)).await;
+            let answer = fixture.post("/v1/chat/completions", &video_chat("file:whole.mp4", fps)).await;
             assert_eq!(answer.status, 400, "{fps}: {}", answer.body);
         }
-        assert_eq!(fixture.post("/v1/chat/completions", &film("file:whole.mp4", 1e300)).await.status, 200);
+        assert_eq!(fixture.post("/v1/chat/completions", &video_chat("file:whole.mp4", 1e300)).await.status, 200);
         fixture.stage.settled(&before).await;
         fixture.end().await;
     });
@@ -410,7 +410,7 @@ fn a_hanging_ffmpeg_is_ended_by_timeout_or_disconnect() {
         short.end().await;
         let patient = fixture(&root, Some(script), Duration::from_secs(600)).await;
         let mut client = patient.connect().await;
-        let asked = posted("/v1/chat/completions", "", film("file:a.mp4", 2.0).to_string().as_bytes());
+        let asked = posted("/v1/chat/completions", "", video_chat("file:a.mp4", 2.0).to_string().as_bytes());
         client.write_all(&asked).await.expect("the server reads");
         let process = running().await;
         assert!(process.exists());

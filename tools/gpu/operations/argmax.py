@@ -40,7 +40,7 @@ def case(rows, columns, kind, gap=0, is_odd=False, has_ids=False):
         error=wrong,
         limit=0.0,
         bytes=rows * columns * kind.itemsize,
-        beside={"torch": lambda: x.argmax(1)},
+        baselines={"torch": lambda: x.argmax(1)},
     )
 
 

@@ -10,8 +10,8 @@ from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, error, processors, tensor_map
 from table import Case
 
-FP8, FEW, MANY = contract("fp8"), contract("gemm_small_m"), contract("gemm_large_m")
-TURN, TILED, TILED_ROWS = contract("transpose_scales"), contract("gemm_tiled_e4m3"), [8, 16, 32]
+FP8, SMALL_M, LARGE_M = contract("fp8"), contract("gemm_small_m"), contract("gemm_large_m")
+TRANSPOSE, TILED, TILED_ROWS = contract("transpose_scales"), contract("gemm_tiled_e4m3"), [8, 16, 32]
 OLDER = {"sm_75": [torch.float16], "sm_80": [torch.bfloat16, torch.float16], "sm_89": [torch.bfloat16, torch.float16]}
 GROUP, LARGEST, TINY = FP8.GROUP, 448.0, torch.finfo(torch.float32).tiny
 KINDS = {"groups": FP8.BY_GROUPS, "rows": FP8.BY_ROWS, "fixed": FP8.FIXED}
@@ -51,7 +51,7 @@ def widened(numbers, scales):
     return numbers.double() * scales.double().repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
 
 
-class Rounded:
+class QuantizedRows:
     """Poisoned rows in E4M3, and their scales."""
 
     def __init__(self, rows, columns, kind, plain=None):
@@ -126,14 +126,14 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="qu
     if odd:  # a scale too small for an inverse, zeros, and NaNs
         x[0], x[1], x[2, : columns // 2], x[3, 0], x[4] = 1e-6 if dtype == torch.float16 else 1e-37, 0, 0, float("nan"), float("nan")
     weight = torch.randn(columns, device="cuda").to(dtype)
-    out, pitch = Rounded(rows, columns, kind, dtype if plain else None), x.stride(0)
+    out, pitch = QuantizedRows(rows, columns, kind, dtype if plain else None), x.stride(0)
     before = (x, pitch, weight, 1e-6, 0.0) if operation == "rms_norm_rounded" else (x, pitch)
 
-    many = large_m_rows(operation, kind, rows, columns, gap) if file == "quantize" else None
+    large = large_m_rows(operation, kind, rows, columns, gap) if file == "quantize" else None
 
     def run():
-        if many:
-            name, shape = many
+        if large:
+            name, shape = large
             of_rows = () if "_long_" in name else (rows,)
             return Kernel("quantize_large_m", f"{name}_{ENDINGS[dtype]}")(*shape, *before, *of_rows, columns, *out.arguments(), early=True)
         Kernel(file, f"{operation}_{ENDINGS[dtype]}")(*row_shape(operation, rows, columns), *before, columns, *out.arguments(), early=file == "quantize")
@@ -189,57 +189,57 @@ class Product:
 
 @functools.cache
 def small_m_memory():
-    return torch.full((8 << 20,), float("nan"), device="cuda"), torch.zeros(FEW.STREAM_COUNTERS, device="cuda", dtype=torch.int32)
+    return torch.full((8 << 20,), float("nan"), device="cuda"), torch.zeros(SMALL_M.STREAM_COUNTERS, device="cuda", dtype=torch.int32)
 
 
-def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
+def small_m(product, cut=2, biased=False, added=False, out_type=None, grid=None):
     """The case of a product of few rows, with the work split among blocks as in `SmallMTiles`
     (kernels/src/cuda/gemm/tiles.rs)."""
     rows, features, columns = product.rows, product.features, product.columns
     parts, counters = small_m_memory()
-    most = next(most for most in FEW.SHARED_BYTES if rows <= most)
-    steps = divide_up(columns, 2 * FEW.STEP_COLUMNS)
-    blocks = min((grid or processors()) // FEW.TEAM * FEW.TEAM, features * cut)
+    most = next(most for most in SMALL_M.SHARED_BYTES if rows <= most)
+    steps = divide_up(columns, 2 * SMALL_M.STEP_COLUMNS)
+    blocks = min((grid or processors()) // SMALL_M.TEAM * SMALL_M.TEAM, features * cut)
     at_once = max(blocks // cut, 1)
-    tiles = at_once * divide_up(features, at_once * FEW.TILE_ROWS)
-    tile_rows, blocks = divide_up(features, tiles), divide_up(min(blocks, tiles * steps), FEW.TEAM) * FEW.TEAM
+    tiles = at_once * divide_up(features, at_once * SMALL_M.TILE_ROWS)
+    tile_rows, blocks = divide_up(features, tiles), divide_up(min(blocks, tiles * steps), SMALL_M.TEAM) * SMALL_M.TEAM
     out = Output((rows, features), out_type or product.dtype, gap=3)
     before = torch.randn(rows, features, device="cuda").to(out.tensor.dtype)
     maps = (tensor_map(product.weight, [columns, features], [columns], [GROUP, tile_rows], SWIZZLE),
             tensor_map(product.x, [columns, rows], [columns], [GROUP, most], SWIZZLE))  # fmt: skip
-    flags = FEW.ADD_TO_OUT * added + FEW.OUT_IS_F32 * (out.tensor.dtype == torch.float32)
+    flags = SMALL_M.ADD_TO_OUT * added + SMALL_M.OUT_IS_F32 * (out.tensor.dtype == torch.float32)
     if added:
         out.tensor.copy_(before)
-    kernel = Kernel("gemm_small_m_e4m3", f"gemm_small_m_e4m3_{product.ending}_r{most}", FEW.SHARED_BYTES[most])
+    kernel = Kernel("gemm_small_m_e4m3", f"gemm_small_m_e4m3_{product.ending}_r{most}", SMALL_M.SHARED_BYTES[most])
     arguments = (*maps, out.tensor, product.bias if biased else None, parts, counters, out.tensor.stride(0), rows, features,
                  steps, tiles, tile_rows, flags, *product.scale_arguments())  # fmt: skip
     limit = SUM_LIMIT if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
     limit *= 20 if rows * features < 64 else 1  # the norm of few sums may be small, which raises the relative error
-    return Case(lambda: kernel((blocks,), (FEW.THREADS,), *arguments, early=True),
+    return Case(lambda: kernel((blocks,), (SMALL_M.THREADS,), *arguments, early=True),
                 lambda: out.error(product.expected(biased) + (before.double() if added else 0)), limit,
                 product.bytes())  # fmt: skip
 
 
-def many(product, kind="linear", biased=False, grid=None):
+def large_m(product, kind="linear", biased=False, grid=None):
     """A product of many rows: `linear`, `linear_add`, `linear_gated`, or gated and rounded with `groups` or `fixed` scales."""
     is_gated, is_rounded = kind not in ("linear", "linear_add"), kind in ("groups", "fixed")
     rows, columns = product.rows, product.columns
     features = product.features // 2 if is_gated else product.features
-    tiles = divide_up(rows, MANY.CLUSTER * MANY.TILE_ROWS) * divide_up(features, MANY.TILE_WEIGHTS // (2 if is_gated else 1))
-    blocks = MANY.CLUSTER * min((grid or processors()) // MANY.CLUSTER, tiles)
+    tiles = divide_up(rows, LARGE_M.CLUSTER * LARGE_M.TILE_ROWS) * divide_up(features, LARGE_M.TILE_WEIGHTS // (2 if is_gated else 1))
+    blocks = LARGE_M.CLUSTER * min((grid or processors()) // LARGE_M.CLUSTER, tiles)
     name = "linear_gated_rounded" if is_rounded else kind
     name = name.replace("linear", "gemm_large_m")
-    out = Rounded(rows, features, kind) if is_rounded else Output((rows, features), product.dtype, gap=8)
+    out = QuantizedRows(rows, features, kind) if is_rounded else Output((rows, features), product.dtype, gap=8)
     to = out.data.tensor.view(E4M3) if is_rounded else out.tensor
     before = torch.randn(rows, features, device="cuda").to(product.dtype)
     if kind == "linear_add":
         out.tensor.copy_(before)
-    maps = (tensor_map(product.x, [columns, rows], [columns], [GROUP, MANY.TILE_ROWS], SWIZZLE),
-            tensor_map(product.weight, [columns, product.features], [columns], [GROUP, MANY.TILE_WEIGHTS // 2], SWIZZLE),
-            tensor_map(to, [features, rows], [to.stride(0) * to.itemsize], [128 if is_rounded else MANY.BOX, MANY.BOX], SWIZZLE))  # fmt: skip
+    maps = (tensor_map(product.x, [columns, rows], [columns], [GROUP, LARGE_M.TILE_ROWS], SWIZZLE),
+            tensor_map(product.weight, [columns, product.features], [columns], [GROUP, LARGE_M.TILE_WEIGHTS // 2], SWIZZLE),
+            tensor_map(to, [features, rows], [to.stride(0) * to.itemsize], [128 if is_rounded else LARGE_M.BOX, LARGE_M.BOX], SWIZZLE))  # fmt: skip
     arguments = (*maps, product.bias if biased else None, rows, features, columns, TILE_GROUP, *product.scale_arguments(),
                  out.scales.tensor if kind == "groups" else None, FIXED)  # fmt: skip
-    kernel = Kernel("gemm_large_m_e4m3", f"{name}_e4m3_{product.ending}", MANY.SHARED_BYTES)
+    kernel = Kernel("gemm_large_m_e4m3", f"{name}_e4m3_{product.ending}", LARGE_M.SHARED_BYTES)
 
     def found():
         wanted = product.expected(biased)
@@ -248,7 +248,7 @@ def many(product, kind="linear", biased=False, grid=None):
         return out.error(wanted + (before.double() if kind == "linear_add" else 0))
 
     limit = 0.0 if is_rounded else LIMITS[product.dtype]
-    return Case(lambda: kernel((blocks,), (MANY.THREADS,), *arguments, early=True), found, limit, product.bytes(),
+    return Case(lambda: kernel((blocks,), (LARGE_M.THREADS,), *arguments, early=True), found, limit, product.bytes(),
                 2 * rows * product.features * columns)  # fmt: skip
 
 
@@ -278,23 +278,23 @@ def tiled(product, target, biased=False, added=False, out_type=None):
                 product.bytes(), None if most else 2 * rows * features * columns)  # fmt: skip
 
 
-def turning(rows, groups, blocks):
+def transposition(rows, groups, blocks):
     """The case of a kernel that transposes scales to the layout that cuBLASLt reads."""
     x_scales, scales = torch.rand(rows, groups, device="cuda"), torch.rand(blocks, groups, device="cuda")
-    wide = divide_up(groups, TURN.PADDED) * TURN.PADDED
-    turned = Output((groups, rows), torch.float32)
+    wide = divide_up(groups, TRANSPOSE.PADDED) * TRANSPOSE.PADDED
+    transposed = Output((groups, rows), torch.float32)
     padded = Output((blocks, wide), torch.float32) if wide != groups else None
-    grid = divide_up(rows, TURN.TILE) * divide_up(groups, TURN.TILE) + (divide_up(blocks * wide, TURN.THREADS) if padded else 0)
-    arguments = (x_scales, turned.tensor, rows, groups, scales, padded.tensor if padded else None, blocks, wide)
+    grid = divide_up(rows, TRANSPOSE.TILE) * divide_up(groups, TRANSPOSE.TILE) + (divide_up(blocks * wide, TRANSPOSE.THREADS) if padded else 0)
+    arguments = (x_scales, transposed.tensor, rows, groups, scales, padded.tensor if padded else None, blocks, wide)
 
     def found():
-        off = turned.error(x_scales.T)
+        off = transposed.error(x_scales.T)
         return max(off, padded.error(functional.pad(scales, (0, wide - groups)))) if padded else off
 
-    return Case(lambda: Kernel("transpose_scales", "transpose_scales")((grid,), (TURN.THREADS,), *arguments, early=True), found, 0.0, 8 * rows * groups)
+    return Case(lambda: Kernel("transpose_scales", "transpose_scales")((grid,), (TRANSPOSE.THREADS,), *arguments, early=True), found, 0.0, 8 * rows * groups)
 
 
-def beside_blocks(product):
+def scaled_mm_by_blocks(product):
     """cuBLASLt's product with scales per block, if torch supports it. The transposition of x's scales is not
     included."""
     of_x, scales = product.x_scales.T.contiguous().T, product.scales.T
@@ -306,7 +306,7 @@ def beside_blocks(product):
     return {"torch": call}
 
 
-def beside_small_m(product):
+def scaled_mm_by_rows(product):
     """cuBLASLt's product with one scale per row, as torch supports it. The output can only be bf16."""
     weight, out_scales = product.weight.T, product.scales.view(1, -1)
     of_x = product.x_scales[:, :1].contiguous()
@@ -327,11 +327,11 @@ def check(table):
     for dtype, kind, (rows, columns) in itertools.product(LIMITS, KINDS, [(133, 16), (700, 768), (1500, 3584), (300, 5128), (201, 14784), (600, 18944), (530, 27648), (529, 32768)]):
         for operation, plain in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded"], [False, True]):
             if operation != "quantize" or not plain:
-                table.check(operation, f"many, {kind}, {rows} x {columns}", rounding(operation, kind, rows, columns, dtype, 8, plain))
+                table.check(operation, f"large_m, {kind}, {rows} x {columns}", rounding(operation, kind, rows, columns, dtype, 8, plain))
     for dtype, kind, rows in itertools.product(LIMITS, KINDS, [8, 700]):
         table.check("quantize", f"odd numbers, {kind}, {rows} x 3584", rounding("quantize", kind, rows, 3584, dtype, odd=True))
     for rows, groups, blocks in [(4, 4, 3), (100, 5, 3), (8448, 28, 296), (4, 148, 28), (36, 33, 1), (1, 1, 1)]:
-        table.check("transpose_scales", f"{rows} x {groups}, {blocks} blocks", turning(rows, groups, blocks))
+        table.check("transpose_scales", f"{rows} x {groups}, {blocks} blocks", transposition(rows, groups, blocks))
     for target in ("sm_75", "sm_80"):
         for dtype, kind, (rows, columns) in itertools.product(OLDER[target], KINDS, [(3, 3584), (1, 16), (2, 18944), (99, 1040)]):
             for operation, gap in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded"], [0, 1]):
@@ -351,15 +351,15 @@ def check(table):
             # The inner loop visits five heights, and `turn * 2 // 5` gives every height each entry of `ways` in turn.
             way = ways[turn * 2 // 5 % 5]
             cut, turn = [1, 2, 4, 132][turn % 4], turn + 1
-            table.check("gemm_small_m_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))
+            table.check("gemm_small_m_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", small_m(product, cut, *way))
         # Tiles of 127 rows that begin within a block need the scales of 17 blocks.
-        table.check("gemm_small_m_e4m3", f"64 x 1016 x {columns}, height 8", few(Product(64, 1016, columns, dtype, 8), 132))
+        table.check("gemm_small_m_e4m3", f"64 x 1016 x {columns}, height 8", small_m(Product(64, 1016, columns, dtype, 8), 132))
         for rows, height in itertools.product([65, 128, 300, 515], [128, 64, 16, None]):
             fixed, turn = height is None and turn % 2 == 0, turn + 1
             for kind, biased in itertools.product(["linear", "linear_add", "linear_gated", "groups", "fixed"], [False, True]):
                 wide = divide_up(features, 16) * (32 if "linear" not in kind or kind == "linear_gated" else 16)
                 product = Product(rows, wide, columns, dtype, height, fixed)
-                table.check("gemm_large_m_e4m3", f"{kind}, {rows} x {wide} x {columns}, height {height}, bias {biased}", many(product, kind, biased))
+                table.check("gemm_large_m_e4m3", f"{kind}, {rows} x {wide} x {columns}, height {height}, bias {biased}", large_m(product, kind, biased))
 
 
 def measure(table):
@@ -373,19 +373,19 @@ def measure(table):
         for height in (None, 128):
             for cut in (1, 2, 4):
                 table.row("gemm_small_m_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, cut {cut}",
-                          lambda: few(Product(rows, features, columns, bf16, height), cut, added=name in ("o", "down")))  # fmt: skip
+                          lambda: small_m(Product(rows, features, columns, bf16, height), cut, added=name in ("o", "down")))  # fmt: skip
     for (name, (features, columns)), rows in itertools.product(SHAPES_7B.items(), [128, 256, 1024, 8192]):
         for height in (None, 128):
             kinds = ["linear_gated", "groups"] if name == "gate and up" else ["linear_add" if name in ("o", "down") else "linear"]
             for kind in kinds:
                 def make():
                     product = Product(rows, features, columns, bf16, height)
-                    case = many(product, kind)
-                    case.beside = beside_small_m(product) if height is None else beside_blocks(product)
+                    case = large_m(product, kind)
+                    case.baselines = scaled_mm_by_rows(product) if height is None else scaled_mm_by_blocks(product)
                     return case
                 table.row("gemm_large_m_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, {kind}", make)
     for rows, groups in [(64, 28), (256, 28), (256, 148), (8192, 28), (8192, 148)]:
-        table.row("transpose_scales", f"{rows} x {groups}", lambda: turning(rows, groups, 28))
+        table.row("transpose_scales", f"{rows} x {groups}", lambda: transposition(rows, groups, 28))
     for (name, (features, columns)), rows in itertools.product(SHAPES_7B.items(), [1, 16, 32, 64, 1024]):
         for target in OLDER:
             table.row("gemm_tiled_e4m3", f"{name}, {rows} rows, blocks, {target}'s PTX on this GPU",

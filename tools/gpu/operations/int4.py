@@ -125,7 +125,7 @@ def streaming(packed, x, to, biased, flags, gated, sms, file):
            flags + INT4.GATED * gated, early=file == "streaming")  # fmt: skip
 
 
-def few(packed, biased=False, added=False, gated=False, out_type=None, file="hopper", cut=2, sms=None, beside=False):
+def small_m(packed, biased=False, added=False, gated=False, out_type=None, file="hopper", cut=2, sms=None, with_library=False):
     """The case of a product, in launches of as many rows as the kernel supports."""
     features = packed.features // 2 if gated else packed.features
     out = Output((packed.rows, features), out_type or packed.dtype, gap=3)
@@ -150,11 +150,11 @@ def few(packed, biased=False, added=False, gated=False, out_type=None, file="hop
 
     limit = SUM_LIMIT if out.tensor.dtype == torch.float32 else LIMITS[packed.dtype]
     limit *= 20 if packed.rows * features < 64 else 1  # the norm of few sums may be small, which raises the relative error
-    others = {}
-    if beside:
+    baselines = {}
+    if with_library:
         theirs = torch.empty(packed.rows, packed.features, device="cuda", dtype=packed.dtype)
-        others["cuBLASLt bf16"] = lambda: torch.mm(packed.x, packed.elements.T, out=theirs)
-    return Case(run, found, limit, packed.bytes(), beside=others)
+        baselines["cuBLASLt bf16"] = lambda: torch.mm(packed.x, packed.elements.T, out=theirs)
+    return Case(run, found, limit, packed.bytes(), baselines=baselines)
 
 
 def dequantize(packed, half, first, second, rows, file="hopper"):
@@ -189,7 +189,7 @@ def check(table):
                 way = ways[at % (len(ways) - (file == "hopper"))]
                 sms, cut = [None, 4, 7][at % 3], [2, 1, 4, 132][at % 4]
                 work = f"{rows} x {columns} -> {features}, {ENDINGS[dtype]}, groups of {group}, {way}, {file}, cut {cut}, {sms}"
-                table.check(FILES[file].split(".")[0], work, few(packed, **way, file=file, sms=sms, cut=cut))
+                table.check(FILES[file].split(".")[0], work, small_m(packed, **way, file=file, sms=sms, cut=cut))
             for group in (size for size in (32, 64, 128) if columns % size == 0 and file in DEQUANTIZE_FILES):
                 for zeros in (False, True):
                     packed, half = Packed(1, features, columns, dtype, group, zeros), features // 16 * 8
@@ -197,12 +197,12 @@ def check(table):
                     table.check("dequantize_int4", "halves", dequantize(packed, half, 0, features - half, 2 * half, file))
     # The output projection of a draft head, with the largest vocabulary of the families.
     for rows, file in itertools.product((1, 8, 64), FILES):
-        logits = few(Packed(rows, 248_320, 4096, torch.bfloat16), out_type=torch.float32, file=file)
+        logits = small_m(Packed(rows, 248_320, 4096, torch.bfloat16), out_type=torch.float32, file=file)
         table.check(FILES[file].split(".")[0], f"{rows} rows of logits, {file}", logits)
     for rows in (33, 100):
         poisoned = Packed(rows, 304, 512, torch.bfloat16)
         poisoned.x[7, 5] = float("nan")
-        case = few(poisoned)
+        case = small_m(poisoned)
         table.check("gemm_small_m_int4", "a NaN stays in its row", Case(case.run, lambda: check_nan(poisoned), 0.0, 1))  # noqa: B023
 
 
@@ -228,13 +228,13 @@ SHAPES = {
 def measure(table):
     for rows, (name, (features, columns, gated)) in itertools.product((1, 16, 64, 128, 256), SHAPES.items()):
         for cut in (2, 1, 4, 132):
-            make = lambda: few(Packed(rows, features, columns, torch.bfloat16), gated=gated, beside=cut == 2, cut=cut)  # noqa: E731, B023
+            make = lambda: small_m(Packed(rows, features, columns, torch.bfloat16), gated=gated, with_library=cut == 2, cut=cut)  # noqa: E731, B023
             table.row("gemm_small_m_int4", f"{name}, {rows} rows, groups of 128, cut {cut}", make)
         if rows <= INT4.ROWS_MAX:
-            make = lambda: few(Packed(rows, features, columns, torch.bfloat16), gated=gated, file="streaming")  # noqa: E731, B023
+            make = lambda: small_m(Packed(rows, features, columns, torch.bfloat16), gated=gated, file="streaming")  # noqa: E731, B023
             table.row("gemm_int4", f"{name}, {rows} rows, groups of 128", make)
         if rows == 16:
-            make = lambda: few(Packed(rows, features, columns, torch.bfloat16, 32, True), gated=gated)  # noqa: E731, B023
+            make = lambda: small_m(Packed(rows, features, columns, torch.bfloat16, 32, True), gated=gated)  # noqa: E731, B023
             table.row("gemm_small_m_int4", f"{name}, {rows} rows, groups of 32, zero points", make)
     make = lambda: dequantize(Packed(1, 9472, 3584, torch.bfloat16), 4736, 0, 4736, 9472)  # noqa: E731
     table.row("dequantize_int4", "9472 x 3584", make)

@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, microseconds, processors, tensor_map, unsigned
-from operations.e4m3 import E4M3, GROUP, KINDS, Rounded, row_shape
+from operations.e4m3 import E4M3, GROUP, KINDS, QuantizedRows, row_shape
 from operations.small import EPSILON, norm_shape, normed
 from table import Case
 
-ROUTE, EXPERTS, FEW, MANY = contract("route"), contract("experts"), contract("experts_small_m"), contract("gemm_large_m")
+ROUTE, EXPERTS, SMALL_M, LARGE_M = contract("route"), contract("experts"), contract("experts_small_m"), contract("gemm_large_m")
 NORMED = contract("route_normed")
 PLACES = [8, 16, 24, 32]
 SWIZZLE = 3  # CU_TENSOR_MAP_SWIZZLE_128B
@@ -125,8 +125,8 @@ class Product:
         Kernel("experts", self.name(""))(grid, (EXPERTS.THREADS,), self.weight, *self.operands(), early=early)
 
     def small_m_map(self):
-        pitch, rows = self.size * self.columns, FEW.TILE_ROWS
-        experts, features, chunk = len(self.share), self.features, FEW.ROW_BYTES // self.size
+        pitch, rows = self.size * self.columns, SMALL_M.TILE_ROWS
+        experts, features, chunk = len(self.share), self.features, SMALL_M.ROW_BYTES // self.size
         if self.gated:
             return tensor_map(self.weight, [self.columns, 8, 2, features // 8, experts],
                               [pitch, pitch * features, 8 * pitch, 2 * pitch * features], [chunk, 8, 2, rows // 16, 1], SWIZZLE)  # fmt: skip
@@ -138,36 +138,36 @@ class Product:
     def scales(self):
         return []
 
-    def few(self, places, early=False, grid=None, of_one=None):
-        x_bytes = places * divide_up(self.size * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
-        half, whole = (HALF_BYTES - x_bytes) // FEW.STAGE_BYTES, (ALL_BYTES - STATIC_BYTES - x_bytes) // FEW.STAGE_BYTES
+    def small_m(self, places, early=False, grid=None, of_one=None):
+        x_bytes = places * divide_up(self.size * self.columns, SMALL_M.STEP_BYTES) * SMALL_M.STEP_BYTES
+        half, whole = (HALF_BYTES - x_bytes) // SMALL_M.STAGE_BYTES, (ALL_BYTES - STATIC_BYTES - x_bytes) // SMALL_M.STAGE_BYTES
         blocks, stages = (2, half) if half >= 4 and of_one != 1 else (1, whole)
-        stages = min(stages, FEW.STAGES_MAX)
-        tile = FEW.TILE_ROWS // (2 if self.gated else 1)
+        stages = min(stages, SMALL_M.STAGES_MAX)
+        tile = SMALL_M.TILE_ROWS // (2 if self.gated else 1)
         items = (divide_up(self.choices, places) + self.tiles) * divide_up(self.features, tile)
         grid = grid or min(items, blocks * processors())
         Kernel(*self.small_m_kernel(places), ALL_BYTES - STATIC_BYTES)(
-            (grid,), (FEW.THREADS,), self.small_m_map(), *self.operands(), stages, *self.scales(),
-            shared_bytes=x_bytes + stages * FEW.STAGE_BYTES, early=early)  # fmt: skip
+            (grid,), (SMALL_M.THREADS,), self.small_m_map(), *self.operands(), stages, *self.scales(),
+            shared_bytes=x_bytes + stages * SMALL_M.STAGE_BYTES, early=early)  # fmt: skip
 
-    def many(self, early=False, grid=None):
+    def large_m(self, early=False, grid=None):
         weight = tensor_map(self.weight, list(reversed(self.weight.shape)), [2 * self.columns],
-                            [MANY.STEP_COLUMNS, MANY.TILE_WEIGHTS // 4], SWIZZLE)  # fmt: skip
-        tile = MANY.TILE_WEIGHTS // (2 if self.gated else 1)
-        places = divide_up(self.choices, MANY.CLUSTER * MANY.TILE_ROWS) + self.tiles
-        clusters = min(places * divide_up(self.features, tile), processors() // MANY.CLUSTER)
-        Kernel("experts_large_m", self.name("_large_m"), MANY.SHARED_BYTES)(
-            (grid or MANY.CLUSTER * clusters,), (MANY.THREADS,), weight, *self.operands(), early=early)  # fmt: skip
+                            [LARGE_M.STEP_COLUMNS, LARGE_M.TILE_WEIGHTS // 4], SWIZZLE)  # fmt: skip
+        tile = LARGE_M.TILE_WEIGHTS // (2 if self.gated else 1)
+        places = divide_up(self.choices, LARGE_M.CLUSTER * LARGE_M.TILE_ROWS) + self.tiles
+        clusters = min(places * divide_up(self.features, tile), processors() // LARGE_M.CLUSTER)
+        Kernel("experts_large_m", self.name("_large_m"), LARGE_M.SHARED_BYTES)(
+            (grid or LARGE_M.CLUSTER * clusters,), (LARGE_M.THREADS,), weight, *self.operands(), early=early)  # fmt: skip
 
     def ways(self):
         """All kernels that can compute this product."""
         ways = {"mma": self.plain}
         if self.columns % 8 == 0 and self.features % 8 == 0 and self.x.stride(0) % 8 == 0:
             for places in PLACES:
-                left = ALL_BYTES - STATIC_BYTES - places * divide_up(2 * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
-                if left >= 5 * FEW.STAGE_BYTES:
-                    ways[f"few {places}"] = functools.partial(self.few, places)
-            ways["many"] = self.many
+                left = ALL_BYTES - STATIC_BYTES - places * divide_up(2 * self.columns, SMALL_M.STEP_BYTES) * SMALL_M.STEP_BYTES
+                if left >= 5 * SMALL_M.STAGE_BYTES:
+                    ways[f"small_m {places}"] = functools.partial(self.small_m, places)
+            ways["large_m"] = self.large_m
         return ways
 
     def expected(self):
@@ -196,7 +196,7 @@ class Product:
         return self.out.error(wanted, self.places, elsewhere)
 
 
-class RoundedProduct(Product):
+class QuantizedProduct(Product):
     """A product with x and weights in E4M3. `height` rows of the weights share a scale for each 128 columns; each
     row of x has a scale for each 128 columns. If `height` is None, each row of x and of the weights has one
     scale."""
@@ -225,7 +225,7 @@ class RoundedProduct(Product):
         return [self.weight_scales, self.x_scales, 0.0, self.x_scales.shape[1], self.height or 1]
 
     def ways(self):
-        return {f"few {places}": functools.partial(self.few, places) for places in PLACES}
+        return {f"small_m {places}": functools.partial(self.small_m, places) for places in PLACES}
 
 
 def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0, share=None):
@@ -262,7 +262,7 @@ class Sum:
         self.residual = Output((self.rows, self.hidden), self.kind, self.gap)
         self.residual.tensor.copy_(self.before)
         shape = self.rows, self.hidden
-        self.out = Rounded(*shape, self.rounding, self.kind if self.is_plain else None) if self.rounding else Output(shape, self.kind)
+        self.out = QuantizedRows(*shape, self.rounding, self.kind if self.is_plain else None) if self.rounding else Output(shape, self.kind)
 
     def norm(self, operation, before, early, grid=None):
         """Launches the norm. The kernel's arguments begin with `before`, and the norm's operands
@@ -339,7 +339,7 @@ class NormedRouting:
 
         NormedRouting.kernels = getattr(NormedRouting, "kernels", None) or Kernels()
         self.norm()
-        NormedRouting.kernels.few(self.normed.tensor, self.router, self.logits)
+        NormedRouting.kernels.small_m(self.normed.tensor, self.router, self.logits)
         self.routing.run(early=True)
 
     def error(self):
@@ -373,7 +373,7 @@ def measure_normed_routing(shape):
             head = NormedRouting(rows, hidden, experts, top, kind)
             gated = product(rows, hidden, features, experts, top, 0.0, kind, True)
             gated.routing, gated.x = head.routing, head.normed.tensor
-            pairs.append((head, functools.partial(gated.few, PLACES[0], early=True)))
+            pairs.append((head, functools.partial(gated.small_m, PLACES[0], early=True)))
         times = {}
         for name in ("one", "three"):
             calls = [lambda head=head, gated=gated: (getattr(head, name)(), gated()) for head, gated in pairs]  # noqa: B023
@@ -407,7 +407,7 @@ def measure_sums(shape):
             down = product(rows, hidden, features, experts, top, 0.0, kind, False)
             tail = Sum(rows, hidden, top, kind)
             tail.products, tail.places = down.out.tensor, down.routing.places.tensor
-            way = down.many if rows > 384 else functools.partial(down.few, PLACES[sum(rows * top > experts * most for most in (4, 10, 17))])
+            way = down.large_m if rows > 384 else functools.partial(down.small_m, PLACES[sum(rows * top > experts * most for most in (4, 10, 17))])
             pairs.append((functools.partial(way, early=True), tail))
         times = {}
         for name in ("one", "two"):
@@ -471,7 +471,7 @@ def tile_edges(table):
             compare_ways(table, one, name, [None, 1, 5, 131, 1000])
     for (name, of), gated, height, kind in itertools.product(counts.items(), [True, False], [128, 32, None], LIMITS):
         for columns, features in [(272, 144), (64, 520)]:
-            one = RoundedProduct(Routing(counted_logits(of), 1, renormalised=False), columns, features, kind, gated, height)
+            one = QuantizedProduct(Routing(counted_logits(of), 1, renormalised=False), columns, features, kind, gated, height)
             compare_ways(table, one, f"E4M3, blocks of {height}, {name}", [None, 5, 131])
     for gated in [True, False]:
         one = routed_product(Routing(drawn_logits(256, 128, 1.0), 8), 2048, 768, torch.bfloat16, gated)
@@ -482,7 +482,7 @@ def compare_ways(table, one, name, grids):
     wanted = one.expected()
     for way, run in one.ways().items():
         bits = None
-        for grid in grids if way.startswith("few") else grids[:1]:
+        for grid in grids if way.startswith("small_m") else grids[:1]:
             one.renew()
             run(grid=grid) if grid else run()
             torch.cuda.synchronize()
@@ -527,7 +527,7 @@ def measure(table):
             work = 2 * rows * top * features * hidden * (2 if gated else 1)
             ways = {}
             for way in sets[0].ways():
-                if (way == "mma" and rows > 1024) or (way == "few 8" and rows > 256) or (way == "few 16" and rows > 1024):
+                if (way == "mma" and rows > 1024) or (way == "small_m 8" and rows > 256) or (way == "small_m 16" and rows > 1024):
                     continue
                 ways[way] = microseconds([s.ways()[way] for s in sets], replays=7, least=3)
             listed = "; ".join(f"{way} {time:.1f}" for way, time in ways.items())

@@ -72,7 +72,7 @@ def hopper(packed, out):
     return lambda: kernel((grid,), block, view, out.tensor, packed.qkv, *sizes(packed, out))
 
 
-def case(launch, packed, gap=0, beside=None, is_bound_by_memory=False):
+def case(launch, packed, gap=0, baselines=None, is_bound_by_memory=False):
     out = Output((packed.rows, packed.heads * packed.head_dim), packed.kind, gap)
     rows = packed.written
     if not gap and len(rows) > ROWS_CHECKED:
@@ -86,7 +86,7 @@ def case(launch, packed, gap=0, beside=None, is_bound_by_memory=False):
         limit=LIMITS[packed.kind],
         bytes=2 * (packed.qkv.numel() + out.tensor.numel()),
         operations=None if is_bound_by_memory else operations,
-        beside={name: make() for name, make in (beside or {}).items()},
+        baselines={name: make() for name, make in (baselines or {}).items()},
     )
 
 
@@ -108,10 +108,10 @@ def measure(table):
         of = f"16 heads of {head_dim}"
         for rows in (5476, 10764):
             other = {"cuDNN": lambda: cudnn([rows], 16, head_dim, torch.bfloat16, causal=False)}
-            table.row("packed", f"{rows:,} rows, {of}", lambda: case(hopper, make([rows], head_dim), beside=other))
+            table.row("packed", f"{rows:,} rows, {of}", lambda: case(hopper, make([rows], head_dim), baselines=other))
         table.row("packed, mma", f"5,476 rows, {of}", lambda: case(general, make([5476], head_dim)))
     for head_dim in (80, 72):
         for count in (86, 344):
             other = {"cuDNN": lambda: cudnn([WINDOW] * count, 16, head_dim, torch.bfloat16, causal=False)}
             table.row("windows", f"{count} of 64 rows, 16 heads of {head_dim}",
-                      lambda: case(windows, make([WINDOW] * count, head_dim), beside=other, is_bound_by_memory=True))  # fmt: skip
+                      lambda: case(windows, make([WINDOW] * count, head_dim), baselines=other, is_bound_by_memory=True))  # fmt: skip

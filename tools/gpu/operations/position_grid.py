@@ -73,7 +73,7 @@ def case(grid, gap=0):
         error=wrong,
         limit=LIMITS[kind],
         bytes=(grid.table.numel() + out.tensor.numel()) * kind.itemsize + places.numel() * 4,
-        beside={"torch": grid.by_torch},
+        baselines={"torch": grid.by_torch},
     )  # fmt: skip
 
 

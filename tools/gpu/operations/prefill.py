@@ -87,7 +87,7 @@ def cudnn(lengths, heads, head_dim, kind, causal):
     return run
 
 
-def case(launch, paged, gap=0, beside=None):
+def case(launch, paged, gap=0, baselines=None):
     """`launch(paged, out)` returns the function to run."""
     out = Output((paged.rows, paged.heads * paged.head_dim), paged.kind, gap)
     rows = paged.some_rows(1 << 30 if gap else ROWS_CHECKED)
@@ -97,7 +97,7 @@ def case(launch, paged, gap=0, beside=None):
         limit=LIMITS[paged.kind],
         bytes=sum(tensor.numel() * tensor.itemsize for tensor in (paged.cache, paged.queries, out.tensor)),
         operations=4 * paged.pairs() * paged.heads * paged.head_dim,
-        beside={name: make(paged, out) for name, make in (beside or {}).items()},
+        baselines={name: make(paged, out) for name, make in (baselines or {}).items()},
     )
 
 
@@ -147,7 +147,7 @@ def measure(table):
     make = lambda sequences, **others: Paged(sequences, 28, 4, 128, torch.bfloat16, gap=1024, **others)  # noqa: E731
     for count, rows in ((8, 8000), (32, 2048), (64, 512)):
         other = {"cuDNN": lambda *_: cudnn([rows] * count, 28, 128, torch.bfloat16, causal=True)}
-        table.row("prefill", f"{count} x {rows}", lambda: case(hopper, make([(rows, rows)] * count), beside=other))
+        table.row("prefill", f"{count} x {rows}", lambda: case(hopper, make([(rows, rows)] * count), baselines=other))
         table.row("prefill, E4M3", f"{count} x {rows}",
                   lambda: case(hopper, make([(rows, rows)] * count, is_e4m3=True)))  # fmt: skip
     table.row("prefill, mma", "8 x 8000", lambda: case(general, make([(8000, 8000)] * 8)))
@@ -155,16 +155,16 @@ def measure(table):
     for rows, context in ((100, 30_000), (16, 100_000)):
         other = {"unsplit": hopper}
         table.row("prefill, split", f"{rows} rows of {context:,}",
-                  lambda: case(split, make([(rows, context)]), beside=other))  # fmt: skip
+                  lambda: case(split, make([(rows, context)]), baselines=other))  # fmt: skip
         table.row("prefill, split, E4M3", f"{rows} rows of {context:,}",
-                  lambda: case(split, make([(rows, context)], is_e4m3=True), beside=other))  # fmt: skip
+                  lambda: case(split, make([(rows, context)], is_e4m3=True), baselines=other))  # fmt: skip
     wide = lambda sequences: Paged(sequences, 16, 4, 256, torch.bfloat16, gap=1024)  # noqa: E731
     for count, rows in ((1, 8000), (1, 2048), (32, 2048)):
         other = {"cuDNN": lambda *_: cudnn([rows] * count, 16, 256, torch.bfloat16, causal=True), "mma": general}
         table.row("prefill, heads of 256", f"{count} x {rows}",
-                  lambda: case(hopper, wide([(rows, rows)] * count), beside=other))  # fmt: skip
+                  lambda: case(hopper, wide([(rows, rows)] * count), baselines=other))  # fmt: skip
     table.row("prefill, split, heads of 256", "100 rows of 30,000",
-              lambda: case(split, wide([(100, 30_000)]), beside={"unsplit": hopper, "mma": general}))  # fmt: skip
+              lambda: case(split, wide([(100, 30_000)]), baselines={"unsplit": hopper, "mma": general}))  # fmt: skip
     for rows, context in ((8000, 8000), (2048, 32_768)):
         for window in (512, 4096, NO_WINDOW):
             seen = "" if window == NO_WINDOW else f", window {window:,}"
@@ -172,7 +172,7 @@ def measure(table):
                 windowed = lambda **others: Paged([(rows, context)], 16, 4, head_dim, torch.bfloat16, gap=1024,
                                                   window=window, **others)  # noqa: E731  # fmt: skip
                 work = f"{rows} of {context:,}{seen}, 16:4 heads of {head_dim}"
-                table.row("prefill", work, lambda: case(hopper, windowed(), beside={"mma": general}))
+                table.row("prefill", work, lambda: case(hopper, windowed(), baselines={"mma": general}))
                 table.row("prefill, mma, E4M3", work, lambda: case(general, windowed(is_e4m3=True)))
                 if head_dim == HOPPER.E4M3_HEAD_DIM:
                     table.row("prefill, E4M3", work, lambda: case(hopper, windowed(is_e4m3=True)))

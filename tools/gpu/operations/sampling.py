@@ -117,7 +117,7 @@ def draw_logits(shape, kind):
         x = torch.rand(shape, device="cuda") * 200 - 100
     elif kind == "equal":
         x.fill_(1.5)
-    elif kind == "few":
+    elif kind == "masked":
         x[torch.rand(shape, device="cuda") > 40 / vocabulary] = -float("inf")
         x[:, 3] = 0.3
     elif kind == "bf16":
@@ -148,7 +148,7 @@ def check(table):
                  {"forbidden": [3], "top_k": 1, "temperature": 1.0, "top": 1}, {"given": 4, "top": 0},
                  {"given": vocabulary - 1, "top": 20}, every | {"given": 2}]  # fmt: skip
         requests = [seeded(1, **one)[0] for one in asked]
-        for kind in ("peaked", "flat", "bf16", "wide", "equal", "few"):
+        for kind in ("peaked", "flat", "bf16", "wide", "equal", "masked"):
             logits = draw_logits((len(requests), vocabulary), kind)
             table.check("sampling", f"{kind} of {vocabulary}", case(logits, requests))
         broken = draw_logits((4, vocabulary), "flat")

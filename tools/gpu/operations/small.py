@@ -39,7 +39,7 @@ def rms_norm(rows, hidden, kind, gap=0):
         error=lambda: out.error(normed(x, weight)),
         limit=LIMITS[kind],
         bytes=2 * kind.itemsize * rows * hidden,
-        beside={"torch": lambda: functional.rms_norm(x, (hidden,), weight, EPSILON)},
+        baselines={"torch": lambda: functional.rms_norm(x, (hidden,), weight, EPSILON)},
     )
 
 
@@ -55,7 +55,7 @@ def layer_norm(rows, hidden, kind, gap=0):
         error=lambda: out.error(layer_normed(x, weight, bias)),
         limit=LIMITS[kind],
         bytes=2 * kind.itemsize * rows * hidden,
-        beside={"torch": lambda: functional.layer_norm(x, (hidden,), weight, bias, EPSILON)},
+        baselines={"torch": lambda: functional.layer_norm(x, (hidden,), weight, bias, EPSILON)},
     )
 
 
@@ -72,7 +72,7 @@ def silu_mul(rows, features, kind, gap=0):
         error=lambda: out.error(functional.silu(gate.double()) * up.double()),
         limit=LIMITS[kind],
         bytes=3 * kind.itemsize * rows * features,
-        beside={"torch": lambda: functional.silu(gate) * up},
+        baselines={"torch": lambda: functional.silu(gate) * up},
     )
 
 
@@ -92,7 +92,7 @@ def gelu(rows, columns, kind, gap=0, form="gelu"):
         error=lambda: x.error(FORMS[form](before.double())),
         limit=LIMITS[kind],
         bytes=2 * kind.itemsize * rows * columns,
-        beside={"torch": lambda: FORMS[form](before)},
+        baselines={"torch": lambda: FORMS[form](before)},
     )
 
 
@@ -121,7 +121,7 @@ class Positions:
         self.arguments = (unsigned(self.numbers), self.pitch, self.frequencies,
                           Sections(*sections, is_interleaved=is_interleaved))  # fmt: skip
 
-    def turned(self, heads):
+    def rotated(self, heads):
         """The rotated heads [tokens, heads, head_dim] in f64, where element i is paired with element i + head_dim / 2."""
         left, right = heads.double().chunk(2, -1)
         cosine, sine = self.angles.cos(), self.angles.sin()
@@ -140,7 +140,7 @@ def rotary(tokens, heads, head_dim, sections, kind, behind=0):
     kernel = Kernel("rotary", f"rotary_{ENDINGS[kind]}")
 
     def wrong():
-        wanted = torch.cat((positions.turned(before[:, :columns].unflatten(1, (heads, head_dim))).flatten(1),
+        wanted = torch.cat((positions.rotated(before[:, :columns].unflatten(1, (heads, head_dim))).flatten(1),
                             before[:, columns:].double()), 1)  # fmt: skip
         kept = torch.equal(x.tensor[:, columns:], before[:, columns:])
         return x.error(wanted) if kept else float("inf")
@@ -181,12 +181,12 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
 
     def wrong():
         wanted = before.double()
-        wanted[:, :heads] = positions.turned(of(before[:, :heads], 0))
+        wanted[:, :heads] = positions.rotated(of(before[:, :heads], 0))
         found = qkv.error(wanted.flatten(1))
         here = places[written]
         keys = cache.tensor[here // BLOCK_TOKENS, 0, :, here % BLOCK_TOKENS]
         values = cache.tensor[here // BLOCK_TOKENS, 1, :, here % BLOCK_TOKENS]
-        turned = positions.turned(of(before[:, heads : heads + kv_heads], 1))[written]
+        rotated = positions.rotated(of(before[:, heads : heads + kv_heads], 1))[written]
         others = torch.ones(blocks * BLOCK_TOKENS, dtype=torch.bool, device="cuda")
         others[here] = False
         rest = cache.tensor.permute(0, 3, 1, 2, 4).flatten(0, 1)[others]
@@ -196,11 +196,11 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
             divided = (copied.float() / scales[1, :, None]).clamp(-448, 448)
             is_copied = torch.equal(values, divided.to(torch.float8_e4m3fn).view(torch.uint8))
             # Half a step of E4M3 is 1/16 of a number, or 2^-10 for the smallest numbers.
-            wanted_keys = (turned / scales[0, :, None].double()).clamp(-448, 448)
+            wanted_keys = (rotated / scales[0, :, None].double()).clamp(-448, 448)
             off = (keys.contiguous().view(torch.float8_e4m3fn).double() - wanted_keys).abs()
             of_keys = 0.0 if bool((off <= 1.001 * (wanted_keys.abs() / 16).clamp_min(2**-10)).all()) else float("inf")
         else:
-            is_copied, of_keys = torch.equal(values, copied), error(keys, turned)
+            is_copied, of_keys = torch.equal(values, copied), error(keys, rotated)
         is_fine = is_kept and is_copied and Output.is_untouched(rest) and cache.is_guarded()
         return max(found, of_keys) if is_fine else float("inf")
 
@@ -252,7 +252,7 @@ def embed(tokens, hidden, kind, vocabulary, is_odd=False):
         error=wrong,
         limit=0.0,
         bytes=2 * kind.itemsize * tokens * hidden,
-        beside={"torch": lambda: functional.embedding(ids, table)},
+        baselines={"torch": lambda: functional.embedding(ids, table)},
     )
 
 
@@ -273,7 +273,7 @@ def gather_rows(chosen, columns, kind, gap=0, is_odd=False):
         error=wrong,
         limit=0.0,
         bytes=2 * kind.itemsize * chosen * columns,
-        beside={"torch": lambda: x.index_select(0, rows)},
+        baselines={"torch": lambda: x.index_select(0, rows)},
     )  # fmt: skip
 
 

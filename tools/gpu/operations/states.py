@@ -274,8 +274,8 @@ def check(table):
             # Decays far below 1, near 1, and so near 1 that nothing is forgotten.
             for rate in (4.0, -6.0, -20.0):
                 table.check("gated_delta", f"around chunks, {shape}, rate {rate}", gated_delta(AROUND, kind, shape, rate))
-        many = [ONE] * 3 + [(2 + at % 5, 9, []) for at in range(150)]
-        table.check("gated_delta", "many sequences", gated_delta(many, kind, (1, 2, 128, 32)))
+        sequences = [ONE] * 3 + [(2 + at % 5, 9, []) for at in range(150)]
+        table.check("gated_delta", "many sequences", gated_delta(sequences, kind, (1, 2, 128, 32)))
         table.check("gated_delta", "prompt of 3,000", gated_delta([(3000, 3000, [1000, 2048])], kind, (1, 2, 128, 64), -6.0))
         for rows, heads, head_dim, gap in ((5, 3, 20, 1), (7, 4, 128, 8), (3, 2, 300, 0), (2, 3, 1, 0), (70, 5, 24, 8)):
             table.check("gated_rms_norm", f"{rows} x {heads} x {head_dim} + {gap}", gated_rms_norm(rows, heads, head_dim, kind, gap))

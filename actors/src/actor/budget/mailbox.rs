@@ -49,7 +49,7 @@ pub(super) struct Books {
     pub(super) last_lease: Option<LeaseId>,
     pub(super) gates: BTreeMap<Label, Gate>,
     /// Bytes of the canary as last reported in an event.
-    pub(super) canary_told: Bytes,
+    pub(super) canary_reported: Bytes,
     /// Bytes that this process holds for known reasons in addition to leases and the device's own
     /// overhead.
     pub(super) outside_leases: Bytes,

@@ -48,7 +48,7 @@ pub struct RuntimeConfig {
     /// has been awake for at least this time: its running requests end first, and its new requests
     /// wait until it is awake again. Default: `None`. In that case a load that does not fit fails,
     /// and models sleep only when asked to or by [`LoadOptions::sleep_after`].
-    pub sleep_for_room: Option<Duration>,
+    pub sleep_for_memory: Option<Duration>,
 }
 
 impl Default for RuntimeConfig {
@@ -60,7 +60,7 @@ impl Default for RuntimeConfig {
             budget_intensity: Intensity::BUDGET,
             watch: WatchOptions::default(),
             device_intensity: Intensity::DEVICE,
-            sleep_for_room: None,
+            sleep_for_memory: None,
         }
     }
 }
@@ -202,7 +202,7 @@ impl Runtime {
             mailbox: mailbox.clone(),
             budget_intensity: config.budget_intensity,
             watch: config.watch,
-            turn: config.sleep_for_room,
+            turn: config.sleep_for_memory,
         };
         let spawned = match supervisor {
             Some(supervisor) => RuntimeActor::spawn_linked(None, RuntimeActor::default(), arguments, supervisor).await,

@@ -17,9 +17,9 @@ const WITHHELD_MAX: u32 = 64;
 /// of this n-gram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramSizes {
-    /// At least 1.
+    /// Tokens of the shortest n-gram that is looked up; at least 1.
     pub min: usize,
-    /// At least `min`.
+    /// Tokens of the longest n-gram that is looked up; at least `min`.
     pub max: usize,
 }
 
@@ -142,7 +142,7 @@ fn hash(tokens: &[u32]) -> usize {
 /// Drafted tokens that steps have verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifiedDrafts {
-    /// Drafted tokens.
+    /// Number of drafted tokens that were verified, accepted or not.
     pub drafted: usize,
     /// Accepted tokens, by their position among the drafts of a step.
     pub accepted: Vec<usize>,

@@ -69,10 +69,10 @@ impl ModelHandle {
 fn takes(context: &ModelContext) -> (bool, bool) {
     let Some(processors) = &context.processors else { return (false, false) };
     let step = Grid { t: 1, h: 2, w: 2 };
-    let film = MediaGrid::Video { step, steps: 1, frames: 2, frames_per_second: 1.0 };
+    let video = MediaGrid::Video { step, steps: 1, frames: 2, frames_per_second: 1.0 };
     // The prompt is empty, so a family that takes videos reports a missing placeholder instead of
     // the errors matched below.
-    let refused = context.family.lay_out(Vec::new(), &[film]);
+    let refused = context.family.lay_out(Vec::new(), &[video]);
     let has_place = !matches!(refused, Err(LayoutError::NoVideos { .. } | LayoutError::TextOnly { .. }));
     (true, processors.videos.is_some() && has_place)
 }

@@ -52,7 +52,7 @@ pub(crate) struct Preparation {
     pub(crate) prompt_read: Arc<[u32]>,
     pub(crate) score_prompt: Option<usize>,
     /// The prompt's tokens, if the caller asked for token ids.
-    pub(crate) told_ids: Option<Arc<[u32]>>,
+    pub(crate) prompt_ids: Option<Arc<[u32]>>,
     pub(crate) scheduling: ChatScheduling,
     pub(crate) reply: ReplyRules,
     /// Keys of the prompt's blocks in the prefix cache. Empty until the driver hashes the prompt.
@@ -91,7 +91,7 @@ impl Preparation {
         let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         // All samples share the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
-        let told_ids = asked.token_ids.then(|| prompt.tokens.as_slice().into());
+        let prompt_ids = asked.token_ids.then(|| prompt.tokens.as_slice().into());
         let prompt = Arc::new(prompt);
         let prefix = PrefixKeys::of(context.cache, asked.cache_salt.as_deref());
         let prepared = samplers.into_iter().enumerate().map(|(sample, sampler)| Preparation {
@@ -108,7 +108,7 @@ impl Preparation {
             // Log-probabilities of the prompt are the same for all samples, so only the first
             // sample computes them.
             score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),
-            told_ids: told_ids.clone(),
+            prompt_ids: prompt_ids.clone(),
             reply: reply.clone(),
             prefix: prefix.clone(),
         });

@@ -34,11 +34,11 @@ use super::ChatError;
 /// # let runtime = Runtime::start(RuntimeConfig::default()).await?;
 /// # let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
 /// let mut reply = model.chat(Chat::new().user("Hello!").max_tokens(5)).await?;
-/// let mut heard = String::new();
+/// let mut received = String::new();
 /// while let Some(event) = reply.next().await {
 ///     match event? {
-///         ChatEvent::Text(piece) => heard += &piece,
-///         ChatEvent::Done { text, usage, .. } => assert!(text == heard && usage.completion_tokens <= 5),
+///         ChatEvent::Text(piece) => received += &piece,
+///         ChatEvent::Done { text, usage, .. } => assert!(text == received && usage.completion_tokens <= 5),
 ///         _ => {} // Other events, which this chat and model do not produce.
 ///     }
 /// }

@@ -201,7 +201,7 @@ fn set_knobs_override_the_base_options_and_the_rest_remain() {
     let settings = json!({
         "max_model_len": 2048, "max_num_seqs": 32, "batch_max_tokens": 256, "max_pixels": 401_408, "launch_patches": 4096,
         "gpu_memory_utilization": 0.8, "kv_cache_memory_bytes": "64MiB", "requests": 7, "threads": 2,
-        "sleep_after": 90, "wake_within": 5, "sleep_for_room": 10, "host_bytes": "20GiB",
+        "sleep_after": 90, "wake_within": 5, "sleep_for_memory": 10, "host_bytes": "20GiB",
         "picture_file_bytes": "1MiB", "picture_source_pixels": 5_000_000, "canary": "16MiB",
     });
     let knobs = read(settings).expect("all knob names are known");
@@ -230,7 +230,7 @@ fn set_knobs_override_the_base_options_and_the_rest_remain() {
     assert_eq!((options.requests, options.threads), (Some(7), 2));
     let seconds = Duration::from_secs;
     assert_eq!((options.sleep_after, options.wake_within), (Some(seconds(90)), seconds(5)));
-    assert_eq!((knobs.sleep_for_room, knobs.host_bytes), (Some(10), Some(Bytes::gib(20))));
+    assert_eq!((knobs.sleep_for_memory, knobs.host_bytes), (Some(10), Some(Bytes::gib(20))));
     assert_eq!((options.image_limits.bytes_max, options.image_limits.pixels_max), (Bytes::mib(1), 5_000_000));
     let untouched = Knobs::default().over(base).expect("empty knobs are consistent");
     assert_eq!((untouched.memory_fraction, untouched.kv_tokens, untouched.requests), (Some(0.5), Some(64), Some(16)));

@@ -128,7 +128,7 @@ impl Pinned {
         self.address.as_ptr()
     }
 
-    /// Length in bytes.
+    /// Length of the pinned memory in bytes.
     #[expect(clippy::len_without_is_empty, reason = "the length is never 0")]
     pub fn len(&self) -> usize {
         self.len

@@ -104,7 +104,7 @@ pub trait HostControl {
     /// Keeps fences from passing until [`let_fences_pass`](HostControl::let_fences_pass).
     fn hold_fences(&self);
 
-    /// Ends [`hold_fences`](HostControl::hold_fences).
+    /// Lets fences pass that [`hold_fences`](HostControl::hold_fences) has kept from passing.
     fn let_fences_pass(&self);
 
     /// Makes calls that back, unback or copy block until

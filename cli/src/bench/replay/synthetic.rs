@@ -29,7 +29,7 @@ pub enum Synthetic {
 /// The amount and sizes of drawn requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Amount {
-    /// Requests per second.
+    /// Mean number of requests that arrive per second.
     pub rate: f64,
     pub seconds: f64,
     /// Side of a picture, in pixels.

@@ -16,7 +16,7 @@ constexpr uint32_t GROUPS_OF_SLICE = SLICE / GROUP;
 constexpr uint32_t LIST_GROUPS = 512;
 
 using contract::sampling::FAULT_IGNORED;
-using contract::sampling::FAULT_NOT_NUMBERS;
+using contract::sampling::FAULT_NON_FINITE_LOGITS;
 using contract::sampling::FAULT_NOTHING_ALLOWED;
 
 // Facts about a slice. `raw_…` fields refer to the unchanged logits, the other fields to the logits
@@ -30,7 +30,7 @@ struct SliceFacts {
     uint32_t least;         // key of the smallest finite logit if a histogram may be made; or NONE
     uint32_t finite;
     float sum;              // sum of exp((logit - largest) / temperature), if `least` is known
-    uint32_t not_numbers;   // 1 if there is NaN or +infinity
+    uint32_t non_finite;    // 1 if there is NaN or +infinity
     uint32_t padding;
 };
 

@@ -360,9 +360,9 @@ contract! {
         /// Features per thread block of the kernel for few rows.
         const SMALL_M_FEATURES: usize = 16;
         /// Warps per thread block of the kernel for few rows. The warps share the columns.
-        const FEW_WARPS: usize = 4;
+        const SMALL_M_WARPS: usize = 4;
         /// Threads per thread block of the kernel for few rows.
-        const SMALL_M_THREADS: usize = 32 * FEW_WARPS;
+        const SMALL_M_THREADS: usize = 32 * SMALL_M_WARPS;
         /// Features per tile of the kernel for many rows.
         const LARGE_M_FEATURES: usize = 128;
         /// Rows of x per tile of the kernel for many rows.
@@ -504,7 +504,7 @@ contract! {
         /// Index of the list of the tokens produced so far.
         const LIST_PRODUCED: usize = crate::sampling::SampleList::Produced as usize;
         /// Fault: the logits contain NaN or +infinity.
-        const FAULT_NOT_NUMBERS: usize = crate::sampling::Fault::NonFiniteLogits as usize;
+        const FAULT_NON_FINITE_LOGITS: usize = crate::sampling::Fault::NonFiniteLogits as usize;
         /// Fault: no token is allowed.
         const FAULT_NOTHING_ALLOWED: usize = crate::sampling::Fault::NothingAllowed as usize;
         /// Fault: the row is padding.

@@ -367,7 +367,7 @@ impl<'t> Trial<'t> {
             x_scales: if self.problem.x_scales() == 0 { 0 } else { self.x_scales },
             x_scale,
             out: self.out,
-            out_is_rounded: false,
+            out_is_quantized: false,
             workspace: self.scratch,
             workspace_bytes: CUDA_LINEAR_SCRATCH.as_usize(),
         }

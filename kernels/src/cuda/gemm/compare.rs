@@ -17,7 +17,7 @@ use super::{
 };
 use crate::KernelError;
 
-/// Runs per timing.
+/// Runs of a GEMM that one timing covers.
 const RUNS: usize = 4;
 /// Timings per implementation. The shortest timing counts.
 const TRIALS: usize = 2;

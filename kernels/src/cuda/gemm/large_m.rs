@@ -68,7 +68,8 @@ pub(super) unsafe fn launch(
     let GemmProblem { rows, in_features, .. } = problem;
     let columns = problem.features();
     let out = Rows { rows, columns, pitch: problem.out_pitch };
-    let (out_type, wide) = if operands.out_is_rounded { (Quantization::ELEMENTS, 2 * BOX) } else { (activation, BOX) };
+    let (out_type, wide) =
+        if operands.out_is_quantized { (Quantization::ELEMENTS, 2 * BOX) } else { (activation, BOX) };
     let mut arguments = arguments![
         TensorMap::of_rows(operands.x, x_type, problem.x(), [TILE_ROWS, step])?,
         TensorMap::of_rows(operands.weight, weight_type, problem.weight(), [TILE_WEIGHTS / 2, step])?,
@@ -86,7 +87,7 @@ pub(super) unsafe fn launch(
     let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
     let quantized = problem.scheme.map(|scheme| kernels.gemm_large_m_quantized.of(scheme));
     let kernel = match (quantized, problem.gates, problem.accumulates) {
-        (Some(quantized), true, _) if operands.out_is_rounded => quantized.gated_rounded,
+        (Some(quantized), true, _) if operands.out_is_quantized => quantized.gated_rounded,
         (Some(quantized), true, _) => quantized.gated,
         (Some(quantized), false, true) => quantized.add,
         (Some(quantized), false, false) => quantized.plain,

@@ -12,7 +12,7 @@ use super::{
     planning,
     problem::{GemmOperands, GemmProblem},
 };
-use crate::{KernelError, Quantization, Rounded, Tensor, calls};
+use crate::{KernelError, Quantization, QuantizedRows, Tensor, calls};
 
 pub(in super::super) fn linear(cuda: &Cuda, call: calls::Linear<'_>) -> Result<(), KernelError> {
     let no_kernel = || KernelError::NoKernel { op: "linear" };
@@ -41,11 +41,11 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
         let problem = GemmProblem { gates: true, ..operands.problem(call.bias.as_ref(), out) };
         compute(cuda, problem, operands.addresses(call.bias.as_ref(), &call.scratch, out), output, &unfused)
     };
-    match (&call.out.plain, &call.out.rounded) {
+    match (&call.out.plain, &call.out.quantized) {
         (Some(plain), None) => compute(plain, Output::PLAIN),
-        (None, Some(rounded)) if operands.scheme.is_some() => match rounded.quantization {
-            Quantization::Groups => compute(&rounded.data, Output::groups(rounded.scales.address())),
-            Quantization::Fixed(scale) => compute(&rounded.data, Output::fixed(scale)),
+        (None, Some(quantized)) if operands.scheme.is_some() => match quantized.quantization {
+            Quantization::Groups => compute(&quantized.data, Output::groups(quantized.scales.address())),
+            Quantization::Fixed(scale) => compute(&quantized.data, Output::fixed(scale)),
             // The scale of a row is known only when all tiles of the row are
             // computed. The unquantized output is therefore written to the memory of the
             // gate's input, and quantized afterward.
@@ -53,10 +53,10 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
                 let rows = call.gate_up.rows();
                 let plain = Tensor::over(call.gate_up.address(), [rows, features].into(), call.gate_up.dtype());
                 let round = || {
-                    let out = Rounded {
-                        data: rounded.data.view(),
-                        scales: rounded.scales.view(),
-                        quantization: rounded.quantization,
+                    let out = QuantizedRows {
+                        data: quantized.data.view(),
+                        scales: quantized.scales.view(),
+                        quantization: quantized.quantization,
                     };
                     quantize::quantize(cuda, calls::Quantize { x: plain.view(), out })
                 };

@@ -33,10 +33,10 @@ impl<'a> Operands<'a> {
         let (x, x_scales, x_scale) = match weight.wants() {
             None => (x.lone_plain()?, Address(0), 1.0),
             Some(wanted) => {
-                let rounded = x.rounded.as_ref().filter(|rounded| rounded.quantization == wanted)?;
+                let quantized = x.quantized.as_ref().filter(|quantized| quantized.quantization == wanted)?;
                 match wanted {
-                    Quantization::Fixed(scale) => (&rounded.data, Address(0), scale),
-                    Quantization::Groups | Quantization::Rows => (&rounded.data, rounded.scales.address(), 1.0),
+                    Quantization::Fixed(scale) => (&quantized.data, Address(0), scale),
+                    Quantization::Groups | Quantization::Rows => (&quantized.data, quantized.scales.address(), 1.0),
                 }
             }
         };
@@ -73,7 +73,7 @@ impl<'a> Operands<'a> {
             x_scales: self.x_scales.0,
             x_scale: self.x_scale,
             out: out.address().0,
-            out_is_rounded: out.dtype() == Quantization::ELEMENTS,
+            out_is_quantized: out.dtype() == Quantization::ELEMENTS,
             workspace: scratch.address().0,
             workspace_bytes: scratch.bytes().as_usize(),
         }
@@ -89,7 +89,7 @@ fn pitch(tensor: &Tensor<'_>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Rounded, WeightScales};
+    use crate::{QuantizedRows, WeightScales};
 
     #[test]
     fn blocks_of_fewer_rows_than_kernels_take_for_one_are_refused() {
@@ -97,12 +97,12 @@ mod tests {
         let scheme = |height: usize| {
             let scales = WeightScales::blocks(over([64usize.div_ceil(height), 2], DType::F32), height);
             let weight = Weight { scales: Some(scales), ..Weight::plain(over([64, 256], Quantization::ELEMENTS)) };
-            let rounded = Rounded {
+            let quantized = QuantizedRows {
                 data: over([3, 256], Quantization::ELEMENTS),
                 scales: over([3, 2], DType::F32),
                 quantization: Quantization::Groups,
             };
-            let x = Activations { plain: None, rounded: Some(rounded) };
+            let x = Activations { plain: None, quantized: Some(quantized) };
             Operands::of(&x, &weight).and_then(|operands| operands.scheme)
         };
         for height in [8, 16, 48, 128] {

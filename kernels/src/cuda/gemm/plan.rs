@@ -273,7 +273,7 @@ pub(super) fn library_supports(gpu: &Gpu, activation: DType, problem: GemmProble
         let (last, operands) = problem.rows_of(operands, activation, whole.rows, rest);
         gpu.supports(Kernel::SmallM, last, operands)
     };
-    gpu.supports(Kernel::Library, whole, GemmOperands { out_is_rounded: false, ..operands })
+    gpu.supports(Kernel::Library, whole, GemmOperands { out_is_quantized: false, ..operands })
         && (problem.gates || rest == 0 || is_rest_served())
 }
 

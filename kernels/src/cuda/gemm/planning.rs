@@ -15,7 +15,7 @@ pub(super) fn plan(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands) ->
     planner(&mut OnDevice(cuda)).plan(problem, operands)
 }
 
-/// See [`Planner::can_compare_large_m`].
+/// Whether two kernels can be compared for this GEMM. See [`Planner::can_compare_large_m`].
 pub(super) fn can_compare_large_m(
     cuda: &Cuda,
     problem: GemmProblem,

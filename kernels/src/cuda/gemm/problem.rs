@@ -94,8 +94,8 @@ impl GemmProblem {
 
     /// Returns the number of scales that each row of x has in memory.
     pub(super) fn x_scales(&self) -> usize {
-        let rounded = self.scheme.and_then(|scheme| scheme.activations);
-        rounded.map_or(0, |rounded| rounded.row_scales(self.in_features))
+        let quantized = self.scheme.and_then(|scheme| scheme.activations);
+        quantized.map_or(0, |quantized| quantized.row_scales(self.in_features))
     }
 
     /// Returns the pitch of x for tensor maps and alignment checks. A single row may have any
@@ -143,7 +143,7 @@ pub(in super::super) struct GemmOperands {
     pub out: u64,
     /// `true` if the output is quantized. Only the kernels for gated GEMMs of many rows support
     /// this.
-    pub out_is_rounded: bool,
+    pub out_is_quantized: bool,
     pub workspace: u64,
     pub workspace_bytes: usize,
 }
@@ -199,7 +199,7 @@ pub(super) mod testing {
             x_scales: 4096,
             x_scale: 1.0,
             out: 8192,
-            out_is_rounded: false,
+            out_is_quantized: false,
             workspace: 1 << 20,
             workspace_bytes,
         }

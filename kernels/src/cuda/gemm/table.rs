@@ -216,14 +216,14 @@ impl Capability {
         // All activation types of CUDA have the size of f16.
         let x_bytes = problem.x_type(DType::F16).bytes(problem.tma_x_pitch()).as_usize();
         let weight_bytes = problem.weight_type(DType::F16).bytes(problem.in_features).as_usize();
-        let out = if operands.out_is_rounded { Quantization::ELEMENTS } else { DType::F16 };
+        let out = if operands.out_is_quantized { Quantization::ELEMENTS } else { DType::F16 };
         self.schemes.contain(problem)
             && self.gates == problem.gates
             && self.rows.contains(&problem.rows)
             && (self.can_accumulate || !problem.accumulates)
             && (self.can_write_f32 || !problem.out_is_f32)
             && (self.can_add_bias || !problem.has_bias)
-            && (!operands.out_is_rounded || self.kernel == Kernel::LargeM)
+            && (!operands.out_is_quantized || self.kernel == Kernel::LargeM)
             && problem.in_features > 0
             && problem.features().is_multiple_of(self.features_multiple)
             && is_aligned([operands.weight as usize, operands.x as usize], self.input_alignment)
@@ -387,7 +387,7 @@ mod tests {
         let without = Gpu { has_int4: false, ..HOPPER };
         assert!(!without.supports(SmallM, int4(8, 128), ample));
         lacks(int4(8, 128), operands(0));
-        lacks(int4(300, 128), GemmOperands { out_is_rounded: true, ..ample });
+        lacks(int4(300, 128), GemmOperands { out_is_quantized: true, ..ample });
     }
 
     #[test]
@@ -424,11 +424,11 @@ mod tests {
 
     #[test]
     fn only_large_m_kernels_write_quantized_rows() {
-        let rounded = GemmOperands { out_is_rounded: true, ..operands(WORKSPACE) };
+        let quantized = GemmOperands { out_is_quantized: true, ..operands(WORKSPACE) };
         for rows in [8, 68, 300] {
             let problem = GemmProblem { scheme: Some(QuantizationScheme::ROW), ..gated(rows, 4608, 3584) };
             let expected = if rows > SMALL_M_ROWS { vec![Kernel::LargeM] } else { vec![] };
-            assert_eq!(kernels(problem, rounded), expected, "{rows} rows");
+            assert_eq!(kernels(problem, quantized), expected, "{rows} rows");
         }
     }
 }

@@ -29,7 +29,7 @@ fn the_fused_norm_of_a_mixtures_sum_matches_two_operations() {
 
 /// Quantizes the rows of `x`, after a norm or a gate if `operation` names one of these. Returns the
 /// codes, and the bits of the scales.
-fn rounded_rows(
+fn quantized_rows(
     scope: &Scope<'_, Cuda>,
     (operation, quantization): (&str, Quantization),
     (x, weight): (&Tensor<'_>, &Tensor<'_>),
@@ -40,9 +40,9 @@ fn rounded_rows(
         "silu_mul" => scope.silu_mul_as(x, format)?,
         _ => scope.quantize(x, quantization)?,
     };
-    let rounded = made.rounded.as_ref().expect("the rounded output was requested");
-    let codes = scope.download::<E4m3>(&rounded.data)?.into_iter().map(|code| code.0).collect();
-    Ok((codes, scope.download::<f32>(&rounded.scales)?.into_iter().map(f32::to_bits).collect()))
+    let quantized = made.quantized.as_ref().expect("the quantized output was requested");
+    let codes = scope.download::<E4m3>(&quantized.data)?.into_iter().map(|code| code.0).collect();
+    Ok((codes, scope.download::<f32>(&quantized.scales)?.into_iter().map(f32::to_bits).collect()))
 }
 
 #[test]
@@ -72,11 +72,11 @@ fn rounding_many_rows_gives_the_bits_of_smaller_batches() {
                 gpu.compute(kernels, Bytes::mib(128), GemmBackend::Ours, |scope| {
                     let x = narrowed(scope, [rows, width], activation, &numbers)?;
                     let weight = narrowed(scope, [columns], activation, &weight)?;
-                    let all = rounded_rows(scope, case, (&x, &weight))?;
+                    let all = quantized_rows(scope, case, (&x, &weight))?;
                     let mut few = (Vec::new(), Vec::new());
                     for first in (0..rows).step_by(most) {
                         let some = x.row_range(first..rows.min(first + most));
-                        let (codes, scales) = rounded_rows(scope, case, (&some, &weight))?;
+                        let (codes, scales) = quantized_rows(scope, case, (&some, &weight))?;
                         few.0.extend(codes);
                         few.1.extend(scales);
                     }

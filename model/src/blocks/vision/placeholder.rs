@@ -199,7 +199,7 @@ mod tests {
         Grid { t: 1, h, w }
     }
 
-    fn film(steps: usize, frames_per_second: f64) -> MediaGrid {
+    fn video(steps: usize, frames_per_second: f64) -> MediaGrid {
         MediaGrid::Video { step: still(2, 4), steps, frames: 2 * steps, frames_per_second } // 1 x 2 embeddings a step
     }
 
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_video_stands_in_one_run_and_its_steps_follow_the_clock() {
-        let layout = lay_out(&[7, VIDEO, 8], &[film(3, 1.0)], &words()).unwrap();
+        let layout = lay_out(&[7, VIDEO, 8], &[video(3, 1.0)], &words()).unwrap();
         assert_eq!(layout.tokens, [7, 98, 98, 98, 98, 98, 98, 8]);
         let spans = [1..3, 3..5, 5..7].into_iter().enumerate();
         let spans: Vec<_> = spans.map(|(picture, tokens)| PlaceholderSpan { picture, tokens }).collect();
@@ -229,14 +229,14 @@ mod tests {
     #[test]
     fn steps_of_a_counted_video_follow_each_other_whatever_the_clock_says() {
         let words = Placeholders { video: VideoPlace::Counted, ..words() };
-        let layout = lay_out(&[VIDEO, 8], &[film(3, 0.1)], &words).unwrap();
+        let layout = lay_out(&[VIDEO, 8], &[video(3, 0.1)], &words).unwrap();
         assert_eq!(layout.positions, [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1], [2, 0, 0], [2, 0, 1], [3, 3, 3]]);
     }
 
     #[test]
     fn fractions_of_a_position_add_up_before_they_are_cut() {
         let times = |frames_per_second| {
-            let layout = lay_out(&[VIDEO], &[film(4, frames_per_second)], &words()).unwrap();
+            let layout = lay_out(&[VIDEO], &[video(4, frames_per_second)], &words()).unwrap();
             [0, 2, 4, 6].map(|token| layout.positions[token][0])
         };
         assert_eq!(times(3.0), [0, 1, 2, 4]);
@@ -250,8 +250,8 @@ mod tests {
 
     #[test]
     fn many_videos_of_years_go_no_further_than_one() {
-        let films = vec![film(2, f64::MIN_POSITIVE); 300];
-        let layout = lay_out(&[VIDEO; 300], &films, &words()).expect("each video has its placeholder");
+        let videos = vec![video(2, f64::MIN_POSITIVE); 300];
+        let layout = lay_out(&[VIDEO; 300], &videos, &words()).expect("each video has its placeholder");
         let furthest = layout.positions.iter().flatten().max().copied();
         assert!((1 << 24..(1 << 24) + 1200).contains(&furthest.expect("positions")), "{furthest:?}");
     }
@@ -260,7 +260,7 @@ mod tests {
     fn pictures_and_videos_are_counted_apart_and_numbered_together() {
         let picture = MediaGrid::Image(still(2, 2));
         // The template shows the video first, but the request names the picture first.
-        let layout = lay_out(&[VIDEO, IMAGE, VIDEO], &[picture, film(2, 2.0), film(1, 2.0)], &words()).unwrap();
+        let layout = lay_out(&[VIDEO, IMAGE, VIDEO], &[picture, video(2, 2.0), video(1, 2.0)], &words()).unwrap();
         let numbers: Vec<usize> = layout.pictures.iter().map(|span| span.picture).collect();
         assert_eq!(numbers, [1, 2, 0, 3]);
         assert_eq!(layout.tokens, [98, 98, 98, 98, 99, 98, 98]);
@@ -271,13 +271,13 @@ mod tests {
         let words = Placeholders { video: VideoPlace::Written, ..words() };
         let picture = MediaGrid::Image(still(2, 4));
         let layout =
-            lay_out(&[1, VIDEO, 2, VIDEO, IMAGE, VIDEO], &[film(2, 2.0), picture, film(1, 2.0)], &words).unwrap();
+            lay_out(&[1, VIDEO, 2, VIDEO, IMAGE, VIDEO], &[video(2, 2.0), picture, video(1, 2.0)], &words).unwrap();
         assert_eq!(layout.tokens, [1, 98, 98, 2, 98, 98, 99, 99, 98, 98]);
         let numbers: Vec<usize> = layout.pictures.iter().map(|span| span.picture).collect();
         assert_eq!(numbers, [0, 1, 2, 3]);
         assert_eq!(layout.positions[1..6], [[1, 1, 1], [1, 1, 2], [3, 3, 3], [4, 4, 4], [4, 4, 5]]);
         assert_eq!(layout.next_position, 10);
-        let refused = |tokens: &[u32]| lay_out(tokens, &[film(3, 2.0)], &words).unwrap_err();
+        let refused = |tokens: &[u32]| lay_out(tokens, &[video(3, 2.0)], &words).unwrap_err();
         assert_eq!(refused(&[VIDEO]), LayoutError::StepPlaceholders { placeholders: 1, steps: 3 });
         assert_eq!(refused(&[VIDEO; 4]), LayoutError::StepPlaceholders { placeholders: 4, steps: 3 });
     }
@@ -289,15 +289,15 @@ mod tests {
         assert_eq!(refused(&[IMAGE, IMAGE], &[picture]), LayoutError::MorePlaceholders { pictures: 1 });
         assert_eq!(refused(&[1], &[picture]), LayoutError::FewerPlaceholders { placeholders: 0, pictures: 1 });
         assert_eq!(
-            refused(&[VIDEO, VIDEO], &[film(1, 2.0)]),
+            refused(&[VIDEO, VIDEO], &[video(1, 2.0)]),
             LayoutError::VideoPlaceholders { placeholders: 2, videos: 1 }
         );
-        assert_eq!(refused(&[IMAGE], &[film(1, 2.0)]), LayoutError::MorePlaceholders { pictures: 0 });
+        assert_eq!(refused(&[IMAGE], &[video(1, 2.0)]), LayoutError::MorePlaceholders { pictures: 0 });
         assert_eq!(
-            refused(&[VIDEO], &[film(1, 2.0), film(1, 2.0)]),
+            refused(&[VIDEO], &[video(1, 2.0), video(1, 2.0)]),
             LayoutError::VideoPlaceholders { placeholders: 1, videos: 2 }
         );
         let mute = Placeholders { tokens: PlaceholderTokens { image: IMAGE, video: None }, ..words() };
-        assert_eq!(lay_out(&[VIDEO], &[film(1, 2.0)], &mute), Err(LayoutError::NoVideos { videos: 1 }));
+        assert_eq!(lay_out(&[VIDEO], &[video(1, 2.0)], &mute), Err(LayoutError::NoVideos { videos: 1 }));
     }
 }

@@ -77,10 +77,10 @@ mod tests {
 
     #[test]
     fn each_step_of_a_video_has_a_placeholder() {
-        let film = MediaGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
-        let layout = laid(&[PLACE, 7, PLACE, PLACE], &[film, tiled(1)]).expect("three places");
+        let video = MediaGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
+        let layout = laid(&[PLACE, 7, PLACE, PLACE], &[video, tiled(1)]).expect("three places");
         assert_eq!(layout.tokens, [99, 99, 7, 99, 99, 99, 99]);
-        assert_eq!(laid(&[PLACE], &[film]), Err(LayoutError::FewerPlaceholders { placeholders: 1, pictures: 2 }));
-        assert_eq!(laid(&[PLACE; 3], &[film]), Err(LayoutError::MorePlaceholders { pictures: 2 }));
+        assert_eq!(laid(&[PLACE], &[video]), Err(LayoutError::FewerPlaceholders { placeholders: 1, pictures: 2 }));
+        assert_eq!(laid(&[PLACE; 3], &[video]), Err(LayoutError::MorePlaceholders { pictures: 2 }));
     }
 }

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::flow::Grid;
 
-    fn film(frames: usize, frames_per_second: f64) -> MediaGrid {
+    fn video(frames: usize, frames_per_second: f64) -> MediaGrid {
         let step = Grid { t: 1, h: 2, w: 2 };
         MediaGrid::Video { step, steps: frames.div_ceil(2), frames, frames_per_second }
     }
@@ -64,10 +64,10 @@ mod tests {
         // The last frame is repeated.
         let expected = "a <0.2 seconds><|vision_start|><|video_pad|><|vision_end|>\
                         <1.0 seconds><|vision_start|><|video_pad|><|vision_end|> b";
-        assert_eq!(write(rendered, &[picture, film(3, 2.0)], 2), expected);
-        assert!(write(rendered, &[film(4, 1.0)], 2).contains("<0.5 seconds>"));
+        assert_eq!(write(rendered, &[picture, video(3, 2.0)], 2), expected);
+        assert!(write(rendered, &[video(4, 1.0)], 2).contains("<0.5 seconds>"));
         assert!(
-            write(rendered, &[film(4, 10.0 / 3.0)], 2).contains("<0.8 seconds>"),
+            write(rendered, &[video(4, 10.0 / 3.0)], 2).contains("<0.8 seconds>"),
             "0.75 rounds to the even digit, 0.8"
         );
     }
@@ -75,10 +75,10 @@ mod tests {
     #[test]
     fn videos_are_written_in_order_and_a_placeholder_without_its_pair_alone() {
         let rendered = "<|video_pad|>x<|vision_start|><|video_pad|><|vision_end|><|video_pad|>";
-        let written = write(rendered, &[film(2, 1.0), film(2, 2.0)], 2);
+        let written = write(rendered, &[video(2, 1.0), video(2, 2.0)], 2);
         let step = |seconds: &str| format!("<{seconds} seconds><|vision_start|><|video_pad|><|vision_end|>");
         // The third placeholder has no video, so `lay_out` refuses it.
         assert_eq!(written, format!("{}x{}<|video_pad|>", step("0.5"), step("0.2")));
-        assert_eq!(write("nothing to see", &[film(2, 1.0)], 2), "nothing to see");
+        assert_eq!(write("nothing to see", &[video(2, 1.0)], 2), "nothing to see");
     }
 }

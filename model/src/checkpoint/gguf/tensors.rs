@@ -249,7 +249,7 @@ fn of_each_expert(whole: &StoredTensor, projections: &[&str]) -> Result<Vec<(Str
 struct Name<'n> {
     layer: Option<u64>,
     part: &'n str,
-    /// `weight` or `bias`.
+    /// `weight` or `bias`; `None` if the name has no suffix.
     suffix: Option<&'n str>,
 }
 

@@ -72,7 +72,7 @@ const INSIDE: [(&str, &str); 6] = [
 pub(super) struct Encoder {
     /// The name of its file.
     pub file: String,
-    /// `vision_config`.
+    /// The object `vision_config` of a `config.json`.
     pub config: Value,
     /// Settings that replace the same settings of the released processors.
     pub pixels: Value,

@@ -7,7 +7,7 @@ use super::scheme::{PackedFormat, PackedScheme};
 pub(super) struct Axes {
     /// The number of matrices, if the tensor has the matrices of all experts of a layer.
     pub experts: Option<usize>,
-    /// The other axes.
+    /// Lengths of the other two axes, in their order in the tensor.
     pub first: usize,
     pub second: usize,
 }

@@ -183,7 +183,7 @@ pub(super) struct BadScale {
     pub expected: &'static str,
 }
 
-/// Word number `at`.
+/// The little-endian 32-bit word with index `at`.
 fn word(words: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(words[4 * at..][..4].try_into().expect("four bytes"))
 }

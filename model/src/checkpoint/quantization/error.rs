@@ -4,7 +4,7 @@ use bursar_budgets::Hint;
 use thiserror::Error;
 
 use super::choice::WeightQuantization;
-use super::served::SUPPORTED;
+use super::unsupported::SUPPORTED;
 
 /// The quantization of a checkpoint is not supported.
 #[derive(Debug, Error)]

@@ -19,7 +19,7 @@ mod formats;
 mod fp4_config;
 mod modules;
 mod packed_config;
-mod served;
+mod unsupported;
 
 pub use choice::{QuantizationMethod, WeightQuantization};
 pub(super) use config::{MODELOPT, SETTINGS, stored_formats};
@@ -28,4 +28,4 @@ pub(super) use formats::StoredFormat;
 pub use formats::{PackedQuantization, StoredQuantization, WeightFormats};
 pub use modules::Modules;
 pub(crate) use modules::OUTER;
-pub(crate) use served::{unserved_experts, unserved_weight};
+pub(crate) use unsupported::{unsupported_experts, unsupported_weight};

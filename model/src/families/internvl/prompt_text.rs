@@ -61,11 +61,11 @@ mod tests {
     const TILE: Grid = Grid { t: 1, h: 2, w: 2 };
     const PICTURE: MediaGrid =
         MediaGrid::Tiles { tile: TILE, tiles: Tiles { columns: 1, rows: 1, has_thumbnail: false } };
-    const FILM: MediaGrid = MediaGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
+    const VIDEO: MediaGrid = MediaGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
 
     #[test]
     fn pictures_get_their_tokens_and_frames_are_numbered() {
-        let written = write("a <IMG_CONTEXT>\n<video>\nb".to_owned(), &[PICTURE, FILM]);
+        let written = write("a <IMG_CONTEXT>\n<video>\nb".to_owned(), &[PICTURE, VIDEO]);
         let expected = "a <img><IMG_CONTEXT></img>\nFrame1: <img><IMG_CONTEXT></img>\n\
                         Frame2: <img><IMG_CONTEXT></img>\nb";
         assert_eq!(written, expected);
@@ -76,8 +76,8 @@ mod tests {
     fn a_prompt_whose_placeholders_do_not_match_is_unchanged() {
         for (rendered, visuals) in [
             ("<IMG_CONTEXT>", &[PICTURE, PICTURE][..]),
-            ("<video><IMG_CONTEXT>", &[PICTURE, FILM]),
-            ("<IMG_CONTEXT>", &[FILM]),
+            ("<video><IMG_CONTEXT>", &[PICTURE, VIDEO]),
+            ("<IMG_CONTEXT>", &[VIDEO]),
         ] {
             assert_eq!(write(rendered.to_owned(), visuals), rendered);
         }

@@ -33,7 +33,7 @@ impl BudgetState {
     /// actor or a predecessor.
     pub(super) fn report_canary(&self) {
         let canary = self.ledger.account(Memory::Device).canary;
-        let before = std::mem::replace(&mut self.mailbox.books().canary_told, canary);
+        let before = std::mem::replace(&mut self.mailbox.books().canary_reported, canary);
         match canary.cmp(&before) {
             Ordering::Less => {
                 metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);

@@ -172,8 +172,8 @@ fn a_video_without_a_processor_is_refused_naming_its_file() {
     let asked = |chat: Chat| Preparation::of(&chat, &context, 400, 1);
     let prepared = asked(Chat::new().user("What?").image(picture((50, 50)))).expect("the model takes pictures");
     assert_eq!(prepared[0].pictures.len(), 1);
-    let film = Video::from_frames(vec![picture((50, 50)); 2], 2.0);
-    let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("the video was accepted") };
+    let video = Video::from_frames(vec![picture((50, 50)); 2], 2.0);
+    let Err(refused) = asked(Chat::new().user("What?").video(video)) else { panic!("the video was accepted") };
     assert!(matches!(refused, ChatError::Media(MediaError::Video { index: 0, source: VideoError::NoProcessor })));
     for message in [refused.to_string(), refused.hint()] {
         assert!(message.contains("video_preprocessor_config.json"), "{message}");

@@ -180,7 +180,7 @@ impl Driver {
         if matches!(lead, Some(Lead::GivenUp)) {
             return Err(ChatError::GivenUp { deaths: DEATHS_MAX + 1 });
         }
-        if let Some(ids) = self.preparation.told_ids.clone()
+        if let Some(ids) = self.preparation.prompt_ids.clone()
             && events.send(Ok(ChatEvent::PromptIds(ids))).await.is_err()
         {
             return Ok(None);
@@ -412,7 +412,7 @@ impl Driver {
     async fn take(&mut self, token: Token, at: Instant) -> Result<Option<Life>, ChatError> {
         self.stopwatch.token(at);
         self.produced.push(token.id);
-        if self.preparation.told_ids.is_some() && self.events.send(Ok(ChatEvent::TokenId(token.id))).await.is_err() {
+        if self.preparation.prompt_ids.is_some() && self.events.send(Ok(ChatEvent::TokenId(token.id))).await.is_err() {
             return Ok(Some(Life::Cancelled));
         }
         if let Some(scores) = token.log_probabilities {

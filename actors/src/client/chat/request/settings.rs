@@ -49,7 +49,7 @@ impl Generation {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// The model decides.
+    /// The model decides whether to call tools, and which.
     #[default]
     Auto,
     /// The model calls no tools. The tools are not shown to the model, and nothing in its reply is

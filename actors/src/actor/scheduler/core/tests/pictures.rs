@@ -114,8 +114,8 @@ fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     // them to their ends.
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 15, 40)).admit(shown(3, 15, 40, 3..9));
-    let is_told = |bed: &Bed| bed.recorded.contains(&Effect::Readmit(SequenceId(3)));
-    while !is_told(&bed) {
+    let is_readmitted = |bed: &Bed| bed.recorded.contains(&Effect::Readmit(SequenceId(3)));
+    while !is_readmitted(&bed) {
         bed.stepped(6);
     }
     assert!(!bed.scheduler.is_known(SequenceId(3)), "the sequence was handed back to its driver");

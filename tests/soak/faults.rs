@@ -1,4 +1,4 @@
-//! Troubles of a device and its models while chats run: actors die, another process takes all free
+//! Faults of a device and its models while chats run: actors die, another process takes all free
 //! memory and frees it, a tenant leases memory, a model sleeps. A seed decides the order.
 
 use bursar_budgets::testing::HostControl;
@@ -24,15 +24,15 @@ const DEATHS: usize = 2;
 
 /// Number of polls after which both ledgers are printed, if the current ledger still differs from
 /// the earlier ledger.
-const LOOKS: usize = 500;
+const POLLS: usize = 500;
 
 /// An intensity that allows any number of deaths.
-const PATIENT: Intensity =
+const ANY_DEATHS: Intensity =
     Intensity { restarts_max: 1_000_000, within: Duration::from_secs(60), back_off: Duration::ZERO };
 
-/// The number of troubles of each kind.
+/// The number of faults of each kind.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Befallen {
+pub struct FaultCounts {
     pub deaths: usize,
     pub other_processes: usize,
     pub tenants: usize,
@@ -41,7 +41,7 @@ pub struct Befallen {
     pub busy: usize,
 }
 
-/// Waits between two troubles, independently of the chats.
+/// Waits between two faults, independently of the chats.
 #[expect(clippy::disallowed_methods, reason = "no actor sleeps here, and no story waits for it")]
 async fn pass(milliseconds: u64) {
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
@@ -54,23 +54,23 @@ enum TestDevice {
 }
 
 /// Two models on a device, with a host tier for the KV cache and for states.
-pub struct Troubled {
+pub struct FaultyRuntime {
     device: TestDevice,
     pub runtime: Runtime,
     pub models: Vec<ModelHandle>,
     random: Random,
-    befallen: Befallen,
+    counts: FaultCounts,
 }
 
-impl Troubled {
-    pub async fn begin(source: fn() -> ModelSource, seed: u64) -> Troubled {
+impl FaultyRuntime {
+    pub async fn begin(source: fn() -> ModelSource, seed: u64) -> FaultyRuntime {
         let device = device_of(Bytes::mib(48));
         let runtime = Self::runtime(DeviceChoice::Custom(device.clone())).await.expect("a host device starts");
         Self::on(TestDevice::Host(device), runtime, source, seed).await
     }
 
     /// Starts two models on the first GPU. Returns `None` if there is no GPU.
-    pub async fn begin_on_a_gpu(seed: u64) -> Option<Troubled> {
+    pub async fn begin_on_a_gpu(seed: u64) -> Option<FaultyRuntime> {
         let runtime = match Self::runtime(DeviceChoice::Cuda(0)).await {
             Err(RuntimeError::Device(DeviceError::NoDevice { .. })) => return None,
             started => started.expect("a GPU starts"),
@@ -89,13 +89,13 @@ impl Troubled {
             device,
             watch: WatchOptions { every, patience: every * 10 },
             host_bytes: Bytes::mib(128),
-            budget_intensity: PATIENT,
+            budget_intensity: ANY_DEATHS,
             ..RuntimeConfig::default()
         };
         Runtime::start(config).await
     }
 
-    async fn on(device: TestDevice, runtime: Runtime, source: fn() -> ModelSource, seed: u64) -> Troubled {
+    async fn on(device: TestDevice, runtime: Runtime, source: fn() -> ModelSource, seed: u64) -> FaultyRuntime {
         let mut models = Vec::new();
         for name in ["first", "second"] {
             // The KV cache is too small for all chats: some wait, some are preempted, and blocks
@@ -106,37 +106,37 @@ impl Troubled {
                 kv_tokens: Some(640),
                 swap_space: Bytes::mib(4),
                 requests: Some(24),
-                intensity: PATIENT,
-                engine_intensity: PATIENT,
+                intensity: ANY_DEATHS,
+                engine_intensity: ANY_DEATHS,
                 ..small()
             };
             models.push(runtime.load_with(source(), options, |_| {}).await.expect("the model starts"));
         }
-        Troubled { device, runtime, models, random: Random(seed), befallen: Befallen::default() }
+        FaultyRuntime { device, runtime, models, random: Random(seed), counts: FaultCounts::default() }
     }
 
-    pub fn befallen(&self) -> Befallen {
-        self.befallen
+    pub fn counts(&self) -> FaultCounts {
+        self.counts
     }
 
     pub async fn ledger(&self) -> Snapshot {
         self.runtime.budget().measure().await.expect("the budget answers")
     }
 
-    /// Causes this many troubles, one after another.
-    pub async fn befall(&mut self, troubles: usize) {
-        let before = self.befallen.deaths;
-        for _ in 0..troubles {
+    /// Causes this many faults, one after another.
+    pub async fn inject(&mut self, faults: usize) {
+        let before = self.counts.deaths;
+        for _ in 0..faults {
             let model = self.models[self.random.below(self.models.len())].clone();
             match self.random.below(8) {
-                kind @ 0..4 if self.befallen.deaths < before + DEATHS => self.kill(kind, &model).await,
+                kind @ 0..4 if self.counts.deaths < before + DEATHS => self.kill(kind, &model).await,
                 0..4 => {}
                 4 | 5 => self.sleep(&model).await,
                 6 => self.other_process().await,
                 _ => {
                     let tenant = self.runtime.budget().try_lease(Class::external("index"), Bytes::kib(256)).await;
                     pass(1).await;
-                    self.befallen.tenants += usize::from(tenant.is_ok());
+                    self.counts.tenants += usize::from(tenant.is_ok());
                 }
             }
             let pause = self.random.below(12) as u64;
@@ -165,7 +165,7 @@ impl Troubled {
             2 => serving.vision.is_some_and(|vision| vision.send_message(VisionMessage::InjectFault(fault)).is_ok()),
             _ => serving.scheduler.send_message(SchedulerMessage::InjectFault(fault)).is_ok(),
         };
-        self.befallen.deaths += usize::from(sent);
+        self.counts.deaths += usize::from(sent);
     }
 
     async fn sleep(&mut self, model: &ModelHandle) {
@@ -173,8 +173,8 @@ impl Troubled {
         // A slow model needs more time to end its requests.
         let within = Duration::from_millis((self.random.below(200) * [1, 10][self.random.below(2)]) as u64);
         match model.sleep(level, within).await {
-            Ok(()) => self.befallen.sleeps += 1,
-            Err(SleepError::Busy { .. }) => self.befallen.busy += 1,
+            Ok(()) => self.counts.sleeps += 1,
+            Err(SleepError::Busy { .. }) => self.counts.busy += 1,
             Err(error) => panic!("unexpected result of a sleep: {error:?}"),
         }
     }
@@ -193,7 +193,7 @@ impl Troubled {
             TestDevice::Host(device) => device.foreign_gives_back(Bytes::gib(1)),
             TestDevice::Gpu(_, other) => tokio::task::block_in_place(|| other.hold(Bytes::ZERO)),
         };
-        self.befallen.other_processes += 1;
+        self.counts.other_processes += 1;
     }
 
     /// Waits until no request holds anything, and the ledger has the bytes of
@@ -222,7 +222,7 @@ impl Troubled {
                 TestDevice::Gpu(device, _) => device.counts().backed,
             };
             looks += 1;
-            if looks == LOOKS {
+            if looks == POLLS {
                 println!("not settled, {backed} backed: {ledger}\nbefore: {before}");
             }
             let apart = |one: Bytes, other: Bytes| one.max(other) - one.min(other);

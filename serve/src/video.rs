@@ -30,7 +30,7 @@ const FRAMES_PER_SECOND_MAX: f64 = 240.0;
 const FRAMES: &str = "frames: `data:video/jpeg;base64,FRAME,FRAME…`, or `file:` and a folder of pictures";
 
 /// Decodes videos for all requests of a server.
-pub(super) struct FilmReader {
+pub(super) struct VideoDecoder {
     ffmpeg: Option<PathBuf>,
     time: Duration,
     bytes_max: Bytes,
@@ -68,10 +68,10 @@ impl Kind {
     }
 }
 
-impl FilmReader {
+impl VideoDecoder {
     pub(super) fn new(options: &ServeOptions) -> Self {
-        let (ffmpeg, time, bytes_max) = (options.ffmpeg.clone(), options.film_time, options.body_bytes);
-        FilmReader { ffmpeg, time, bytes_max, permits: Arc::new(Semaphore::new(AT_ONCE)) }
+        let (ffmpeg, time, bytes_max) = (options.ffmpeg.clone(), options.video_time, options.body_bytes);
+        VideoDecoder { ffmpeg, time, bytes_max, permits: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// Decodes frames of a video.
@@ -79,7 +79,7 @@ impl FilmReader {
     /// # Errors
     /// 400 if the video cannot be read or decoded; 503 if too many videos are still being decoded
     /// after a wait as long as the time limit for decoding.
-    pub(super) async fn read(
+    pub(super) async fn decode(
         &self,
         source: VideoSource,
         sampling: FrameSampling,
@@ -110,11 +110,11 @@ impl FilmReader {
                     ApiError::invalid(param, format!("the animation cannot be decoded: {error}")).hint(error.hint())
                 })
             }
-            Kind::Contained(demuxer) => self.decode(source, demuxer, &sampling, param).await,
+            Kind::Contained(demuxer) => self.decode_container(source, demuxer, &sampling, param).await,
         }
     }
 
-    async fn decode(
+    async fn decode_container(
         &self,
         source: VideoSource,
         demuxer: &'static str,
@@ -129,7 +129,7 @@ impl FilmReader {
         let opened = blocking(move || source.file()).await?;
         let source =
             opened.map_err(|error| refused(format!("the video cannot be read: {error}"), "name another file"))?;
-        let input = Input { program, film: &source, demuxer, seconds: self.time.as_secs_f64() };
+        let input = Input { program, file: &source, demuxer, seconds: self.time.as_secs_f64() };
         let decoded = timeout(self.time, ffmpeg::video(input, sampling)).await.map_err(|_| {
             let message = format!("decoding the video takes longer than {} s", self.time.as_secs());
             refused(message, &format!("lower `fps`, send a smaller video, or send {FRAMES}"))

@@ -13,7 +13,11 @@ const USUAL: [usize; 2] = [SCALE_BLOCK; 2];
 /// Names the kind of quantized weight that `target` has no kernels for. Returns `None` if `target`
 /// has kernels for a weight of `shape` `[out_features, in_features]` that is stored in memory in
 /// `scheme`.
-pub(crate) fn unserved_weight(target: &Target, scheme: QuantizationScheme, shape: [usize; 2]) -> Option<&'static str> {
+pub(crate) fn unsupported_weight(
+    target: &Target,
+    scheme: QuantizationScheme,
+    shape: [usize; 2],
+) -> Option<&'static str> {
     if target.has_quantized(scheme, shape) {
         return None;
     }
@@ -24,8 +28,12 @@ pub(crate) fn unserved_weight(target: &Target, scheme: QuantizationScheme, shape
     Some(if has_any { "FP8 weights of this shape" } else { "FP8 weights" })
 }
 
-/// Like [`unserved_weight`], for the weight of one of several experts.
-pub(crate) fn unserved_experts(target: &Target, scheme: QuantizationScheme, shape: [usize; 2]) -> Option<&'static str> {
+/// Like [`unsupported_weight`], for the weight of one of several experts.
+pub(crate) fn unsupported_experts(
+    target: &Target,
+    scheme: QuantizationScheme,
+    shape: [usize; 2],
+) -> Option<&'static str> {
     if target.has_quantized_experts(scheme, shape) {
         return None;
     }
