@@ -12,6 +12,7 @@ use super::{
     layer::{Layer, LayerPass, Stream},
     layer_cache::LayerCache,
     mixture::MixtureConfig,
+    rope_scaling::RopeScaling,
     step_inputs::StepInputs,
     vision::EmbeddingLayout,
 };
@@ -48,6 +49,7 @@ pub struct Decoder {
     norm: Tensor<'static>,               // [hidden]
     projection: Option<Weight<'static>>, // [padded own tokens, hidden]; `None` if tied
     rope: Rope<'static>,
+    local_rope: Option<Rope<'static>>, // of the layers in `DecoderConfig::local_rope`
     draft_head: Option<DraftHead>,
     /// A copy of the output projection in 4-bit integers, which only the draft head uses.
     draft_projection: Option<Weight<'static>>, // [padded own tokens, hidden]
@@ -107,8 +109,12 @@ impl Decoder {
         } else {
             Some(map.vocabulary(head, tokens, rows, config.hidden)?)
         };
-        let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.rotary_dim));
-        let rope = Rope { frequencies, axes: config.rope_axes.clone() };
+        let mut rope = |theta: f64, scaling: &RopeScaling| Rope {
+            frequencies: map.constant(&scaling.frequencies(theta, config.rotary_dim)),
+            axes: config.rope_axes.clone(),
+        };
+        let local_rope = config.local_rope.as_ref().map(|local| rope(local.theta, &local.scaling));
+        let rope = rope(config.rope_theta, &config.rope_scaling);
         let draft_head = if config.draft_head.is_some() {
             Some(DraftHead::claim(&config, &share, map, &mut of_layers)?)
         } else {
@@ -134,6 +140,7 @@ impl Decoder {
             norm,
             projection,
             rope,
+            local_rope,
             draft_head,
             draft_projection,
         })
@@ -141,6 +148,13 @@ impl Decoder {
 
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// The arguments of layer `layer` in a step.
+    fn pass<'a>(&'a self, layer: usize, inputs: &'a StepInputs<'a>) -> LayerPass<'a> {
+        let is_local = self.config.local_rope.as_ref().is_some_and(|local| local.is_in.get(layer) == Some(&true));
+        let rope = self.local_rope.as_ref().filter(|_| is_local).unwrap_or(&self.rope);
+        LayerPass { config: &self.config, rope, inputs }
     }
 
     /// This rank's shard of the decoder.
@@ -303,7 +317,7 @@ impl Decoder {
                 let embedded = self.embed(&scope, inputs, caches)?;
                 head.combine(&scope, &self.config, &embedded, hidden, &mut input)?;
             }
-            let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
+            let pass = self.pass(self.config.layers, inputs);
             head.forward(&scope, &pass, cache, input, normed)?;
         }
         // For many rows, the unrounded weight is faster.
@@ -350,7 +364,6 @@ impl Decoder {
         caches: &StepCaches<'_>,
         chosen_rows: Option<&Tensor<'_>>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
         // The chosen rows are allocated before the layers run, and the last layer runs on only the
         // chosen rows if they are at most half of all rows. Therefore no step uses more memory than
         // a step that scores every row, and sizing measures such a step. The cost is 57 MiB less KV
@@ -371,12 +384,14 @@ impl Decoder {
         for (index, (layer, cache)) in layers.by_ref().take(whole).enumerate() {
             let is_followed = index + 1 < caches.layers.len() && !self.has_picture_part(index, inputs, caches);
             let next = self.layers.get(index + 1).filter(|_| is_followed);
-            layer.forward(scope, &pass, cache, &mut stream, next)?;
+            layer.forward(scope, &self.pass(index, inputs), cache, &mut stream, next)?;
             self.add_picture_part(scope, index, inputs, caches, &mut stream.hidden)?;
         }
         let Some((rows, mut chosen)) = chosen else { return Ok(stream.hidden) };
         match layers.next() {
-            Some((last, cache)) => last.forward_chosen(scope, &pass, cache, &mut stream, rows, &mut chosen)?,
+            Some((last, cache)) => {
+                last.forward_chosen(scope, &self.pass(whole, inputs), cache, &mut stream, rows, &mut chosen)?;
+            }
             None => scope.gather_rows_into(&stream.hidden, rows, &mut chosen)?,
         }
         Ok(chosen)
@@ -444,13 +459,13 @@ impl Decoder {
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let (table, own) = (&self.embedding, self.share.vocabulary);
+        let (table, own, scale) = (&self.embedding, self.share.vocabulary, self.config.embedding_scale);
         let mut hidden = if self.share.rank.is_alone() {
-            scope.embed_share(table, own, &inputs.tokens, caches.previous)?
+            scope.embed_share(table, own, &inputs.tokens, caches.previous, scale)?
         } else {
             let mut hidden = scope.empty([inputs.tokens.rows(), self.config.hidden])?;
             let inner = scope.scope();
-            let own = inner.embed_share(table, own, &inputs.tokens, caches.previous)?;
+            let own = inner.embed_share(table, own, &inputs.tokens, caches.previous, scale)?;
             inner.all_reduce_into(&own, &mut hidden)?;
             hidden
         };

@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from . import config_defaults, fp8, fp8_hybrids, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
+from . import config_defaults, fp8, fp8_hybrids, gemma3, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
 from . import packed_weights, qwen3_5, qwen3_vl, size_tables, template_cases, text_families, tokenizer
 from .packages import read_inputs
 
@@ -21,6 +21,7 @@ PARTS = {
     "qwen3_vl": qwen3_vl.record,
     "qwen3_5": qwen3_5.record,
     "internvl": internvl.record,
+    "gemma3": gemma3.record,
     "processor": image_processor.record,
     "cmyk": image_formats.record_cmyk,
     "animations": image_formats.record_animations,
