@@ -12,8 +12,8 @@
 
 #include "contract.cuh"
 #include "element.cuh"
+#include "gate.cuh"
 #include "kernel_order.cuh"
-#include "logistic.cuh"
 
 enum class Kind { ERF, TANH, QUICK };
 
@@ -22,8 +22,7 @@ __device__ __forceinline__ float unit(float x) {
     if constexpr (KIND == Kind::ERF) {
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     } else if constexpr (KIND == Kind::TANH) {
-        // (1 + tanh(y)) / 2 is the logistic function of 2 * y; 1.5957691 is 2 * sqrt(2 / pi).
-        return times_logistic(x, 1.5957691f * (x + 0.044715f * x * x * x));
+        return gelu_tanh(x);
     } else {
         return times_logistic(x, 1.702f * x);
     }

@@ -12,6 +12,8 @@
 //   out = rms_norm_rounded of residual
 // silu_mul_rounded_<type>, on Hopper also silu_mul_rounded_small_m_<type>
 //   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// gelu_mul_rounded_<type>
+//   out = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))) * up
 //
 // x        [rows, columns]       rows x_pitch elements apart
 // gate_up  [rows, 2 * columns]   gate, then up; rows x_pitch elements apart
@@ -32,11 +34,11 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "expert_sum.cuh"
+#include "gate.cuh"
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #include "hopper_cluster.cuh"
 #endif
 #include "kernel_order.cuh"
-#include "logistic.cuh"
 #include "rounding.cuh"
 
 // Number of vectors that a thread keeps in registers. The thread computes its other vectors again
@@ -295,8 +297,8 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
     norm_row<false>(residual, aligned, add, weight, terms, target);
 }
 
-template <uint32_t BLOCKS, typename Element>
-__device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch, const Target<Element>& target) {
+template <Gate GATE, uint32_t BLOCKS, typename Element>
+__device__ __forceinline__ void gate_mul(const Element* gate_up, uint32_t pitch, const Target<Element>& target) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const uint64_t row = blockIdx.x / BLOCKS;
@@ -308,7 +310,7 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
         load_eight(up + column, aligned, ups);
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
-            values[i] = silu(values[i]) * ups[i];
+            values[i] = activation<GATE>(values[i]) * ups[i];
         }
     });
 }
@@ -329,7 +331,13 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
     extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
         silu_mul_rounded_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,        \
                                 uint32_t kind, float fixed, uint8_t* data, float* scales) {                        \
-        silu_mul<1>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});                 \
+        gate_mul<Gate::SILU, 1>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});     \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
+        gelu_mul_rounded_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,        \
+                                uint32_t kind, float fixed, uint8_t* data, float* scales) {                        \
+        gate_mul<Gate::GELU_TANH, 1>(gate_up, x_pitch,                                                             \
+                                     Target<Element>{columns, plain, kind, fixed, data, scales});                  \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
@@ -348,7 +356,8 @@ FOR_EACH_ACTIVATION(KERNEL)
         __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                                           \
         silu_mul_rounded_small_m_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,    \
                                     uint32_t kind, float fixed, uint8_t* data, float* scales) {                    \
-        silu_mul<GATE_BLOCKS>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});       \
+        gate_mul<Gate::SILU, GATE_BLOCKS>(gate_up, x_pitch,                                                        \
+                                          Target<Element>{columns, plain, kind, fixed, data, scales});             \
     }
 FOR_EACH_ACTIVATION(KERNEL_OF_HOPPER)
 #endif

@@ -2,11 +2,13 @@
 // of a residual to which the kernel first adds the outputs of each row's experts (MoE).
 //
 // rms_norm:             out = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset), row by row
+// rms_norm_add:         sum += rms_norm(x), rounded once
 // add_experts_rms_norm: adds to residual as add_experts of experts.cu does, if all experts are on
 //                       this rank; out = rms_norm(residual)
 //
 // x        [rows, hidden]         rows x_pitch elements apart
 // residual [rows, hidden]         rows residual_pitch elements apart, changed in place
+// sum      [rows, hidden]         rows sum_pitch elements apart, changed in place
 // weight   [hidden]               activations' type
 // out      [rows, hidden]         contiguous; may be x itself if x is contiguous
 // products [rows * top, hidden]   contiguous, in the order of places; already multiplied by their
@@ -74,6 +76,77 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
             write_scaled<WIDTH>(again, load_words<WIDTH>(call.weight + vector * WIDTH), call.weight_offset, factor,
                                 out + vector * WIDTH);
         }
+    }
+}
+
+// Adds the norm of every gridDim.x-th row to the row of `call.out`, `WIDTH` elements at a time. Each
+// thread has the same columns in all of its rows, so the weights are read once. The vectors of both
+// rows are loaded before the squares are summed.
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, uint32_t sum_pitch) {
+    __shared__ float partial[2][WARPS_MAX];
+    using Kept = Words<WIDTH, Element>;
+    const uint32_t vectors = call.hidden / WIDTH, rest = threadIdx.x + HELD * blockDim.x;
+    Kept weights[HELD];
+    const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
+    const auto add_squares = [&](const Kept& kept, float& squares) {
+        float values[WIDTH];
+        widen<WIDTH, Element>(kept, values);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            squares += values[i] * values[i];
+        }
+    };
+    // No kernel writes weights, so they are read before `wait_for_previous_kernel`.
+    each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
+    wait_for_previous_kernel();
+    uint32_t turn = 0;
+    for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
+        const Element* x = call.x + row * call.x_pitch;
+        Element* sum = call.out + row * sum_pitch;
+        Kept kept[HELD], held[HELD];
+        float squares = 0.0f;
+        each([&](uint32_t slot, uint32_t column) {
+            kept[slot] = load_words<WIDTH>(x + column);
+            held[slot] = load_words<WIDTH>(sum + column);
+        });
+        each([&](uint32_t slot, uint32_t) { add_squares(kept[slot], squares); });
+#pragma unroll 1
+        for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+            add_squares(load_words<WIDTH>(x + vector * WIDTH), squares);
+        }
+        const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
+        const auto add = [&](const Kept& kept, const Kept& weight, const Kept& held, Element* to) {
+            float values[WIDTH], by[WIDTH], sums[WIDTH];
+            widen<WIDTH, Element>(kept, values);
+            widen<WIDTH, Element>(weight, by);
+            widen<WIDTH, Element>(held, sums);
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                sums[i] += values[i] * factor * (by[i] + call.weight_offset);
+            }
+            store<WIDTH>(to, sums);
+        };
+        each([&](uint32_t slot, uint32_t column) { add(kept[slot], weights[slot], held[slot], sum + column); });
+#pragma unroll 1
+        for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+            const uint32_t column = vector * WIDTH;
+            add(load_words<WIDTH>(x + column), load_words<WIDTH>(call.weight + column), load_words<WIDTH>(sum + column),
+                sum + column);
+        }
+    }
+}
+
+template <typename Element>
+__device__ __forceinline__ void norm_add(const Rows<Element>& call, uint32_t sum_pitch) {
+    let_next_kernel_start();
+    const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
+        | reinterpret_cast<uint64_t>(call.weight);
+    const uint64_t steps = call.x_pitch | call.hidden | sum_pitch;
+    if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
+        norm_add_rows<VECTOR<Element>>(call, sum_pitch);
+    } else {
+        norm_add_rows<1>(call, sum_pitch);
     }
 }
 
@@ -148,6 +221,12 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
                         float epsilon, float weight_offset, Element* out) {                                        \
         norm(Rows<Element>{x, x_pitch, weight, nullptr, rows, hidden, epsilon, out, weight_offset});               \
     }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                   \
+        rms_norm_add_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows,              \
+                            uint32_t hidden, float epsilon, float weight_offset, Element* sum,                     \
+                            uint32_t sum_pitch) {                                                                  \
+        norm_add(Rows<Element>{x, x_pitch, weight, nullptr, rows, hidden, epsilon, sum, weight_offset}, sum_pitch); \
+    }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         add_experts_rms_norm_##name(const Element* products, const uint32_t* places, uint32_t top,                 \
                                     Element* residual, uint32_t residual_pitch, const Element* weight,             \
@@ -157,6 +236,7 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (min(rows, 8 * SMs)) for rms_norm, which is correct with any grid, and (rows) for
-// add_experts_rms_norm; block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
-// shared memory. rows, hidden and top > 0. The block must consist of at most 16 whole warps.
+// Launch: grid (min(rows, 8 * SMs)) for rms_norm and rms_norm_add, which are correct with any grid,
+// and (rows) for add_experts_rms_norm; block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))),
+// no dynamic shared memory. rows, hidden and top > 0. The block must consist of at most 16 whole
+// warps.

@@ -1,6 +1,7 @@
-// The gate of a gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202).
+// The gate of a gated MLP (SwiGLU and GeGLU, Shazeer 2020, arXiv 2002.05202).
 //
-// out = gate / (1 + exp(-gate)) * up
+// silu_mul: out = gate / (1 + exp(-gate)) * up
+// gelu_mul: out = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))) * up
 //
 // gate_up [rows, 2 * features]   gate, then up; rows pitch elements apart
 // out     [rows, features]       contiguous
@@ -11,14 +12,14 @@
 
 #include "contract.cuh"
 #include "element.cuh"
+#include "gate.cuh"
 #include "kernel_order.cuh"
-#include "logistic.cuh"
 
 // Number of vectors that a thread loads at once.
 constexpr uint32_t HELD = 2;
 
-template <uint32_t WIDTH, typename Element>
-__device__ __forceinline__ void silu_mul_row(const Element* gate, const Element* up, uint32_t features, Element* out) {
+template <Gate GATE, uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void gate_mul_row(const Element* gate, const Element* up, uint32_t features, Element* out) {
     const uint32_t vectors = features / WIDTH, stride = gridDim.y * blockDim.x;
     for (uint32_t first = blockIdx.y * blockDim.x + threadIdx.x; first < vectors; first += HELD * stride) {
         float gates[HELD][WIDTH], ups[HELD][WIDTH];
@@ -37,7 +38,7 @@ __device__ __forceinline__ void silu_mul_row(const Element* gate, const Element*
                 float values[WIDTH];
 #pragma unroll
                 for (uint32_t i = 0; i < WIDTH; ++i) {
-                    values[i] = silu(gates[slot][i]) * ups[slot][i];
+                    values[i] = activation<GATE>(gates[slot][i]) * ups[slot][i];
                 }
                 store<WIDTH>(out + vector * WIDTH, values);
             }
@@ -45,8 +46,8 @@ __device__ __forceinline__ void silu_mul_row(const Element* gate, const Element*
     }
 }
 
-template <typename Element>
-__device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {
+template <Gate GATE, typename Element>
+__device__ __forceinline__ void gate_mul(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const Element* gate = gate_up + static_cast<uint64_t>(blockIdx.x) * pitch;
@@ -56,19 +57,22 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
         reinterpret_cast<uint64_t>(gate) | reinterpret_cast<uint64_t>(up) | reinterpret_cast<uint64_t>(out);
     constexpr uint32_t HALF = VECTOR<Element> / 2;
     if (aligned_to(together, 16) && features % VECTOR<Element> == 0) {
-        silu_mul_row<VECTOR<Element>>(gate, up, features, out);
+        gate_mul_row<GATE, VECTOR<Element>>(gate, up, features, out);
     } else if (aligned_to(together, 8) && features % HALF == 0) {
-        silu_mul_row<HALF>(gate, up, features, out);
+        gate_mul_row<GATE, HALF>(gate, up, features, out);
     } else {
-        silu_mul_row<1>(gate, up, features, out);
+        gate_mul_row<GATE, 1>(gate, up, features, out);
     }
 }
 
-#define KERNEL(name, Element)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(contract::gate::THREADS)                                      \
-        silu_mul_##name(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {             \
-        silu_mul(gate_up, pitch, features, out);                                                               \
+#define KERNEL_OF(operation, GATE, name, Element)                                                                 \
+    extern "C" __global__ void __launch_bounds__(contract::gate::THREADS)                                         \
+        operation##_##name(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {             \
+        gate_mul<GATE>(gate_up, pitch, features, out);                                                            \
     }
+#define KERNEL(name, Element)                         \
+    KERNEL_OF(silu_mul, Gate::SILU, name, Element)    \
+    KERNEL_OF(gelu_mul, Gate::GELU_TANH, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (rows, div_ceil(features, rows < 128 ? 2048 : 4096)), block (THREADS of

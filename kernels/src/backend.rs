@@ -100,15 +100,17 @@ pub trait Backend {
     fn embed(&self, call: calls::Embed<'_>) -> Result<(), KernelError>;
     /// Normalizes rows by their root mean square.
     fn rms_norm(&self, call: calls::RmsNorm<'_>) -> Result<(), KernelError>;
+    /// Normalizes rows by their root mean square, and adds them to other rows.
+    fn rms_norm_add(&self, call: calls::RmsNormAdd<'_>) -> Result<(), KernelError>;
     /// Normalizes rows by their mean and variance.
     fn layer_norm(&self, call: calls::LayerNorm<'_>) -> Result<(), KernelError>;
     /// Multiplies rows by a weight, adds the bias if there is one, and writes the result or adds it
     /// to the output.
     fn linear(&self, call: calls::Linear<'_>) -> Result<(), KernelError>;
     /// Multiplies rows by the gate and up weights, and applies the gate. The default is the GEMM
-    /// followed by [`silu_mul`](Backend::silu_mul).
+    /// followed by [`gate_mul`](Backend::gate_mul).
     fn gated_linear(&self, call: calls::GatedLinear<'_>) -> Result<(), KernelError> {
-        let gated = calls::SiluMul { gate_up: call.gate_up.view(), out: call.out };
+        let gated = calls::GateMul { gate_up: call.gate_up.view(), activation: call.activation, out: call.out };
         self.linear(calls::Linear {
             x: call.x,
             weight: call.weight,
@@ -117,7 +119,7 @@ pub trait Backend {
             scratch: call.scratch,
             out: call.gate_up.view(),
         })?;
-        self.silu_mul(gated)
+        self.gate_mul(gated)
     }
     /// Chooses each row's experts, and sorts the choices by expert.
     fn route(&self, call: calls::Route<'_>) -> Result<(), KernelError>;
@@ -179,8 +181,8 @@ pub trait Backend {
     fn gated_rms_norm(&self, call: calls::GatedRmsNorm<'_>) -> Result<(), KernelError>;
     /// Multiplies rows by the sigmoid of a gate in place.
     fn sigmoid_mul(&self, call: calls::SigmoidMul<'_>) -> Result<(), KernelError>;
-    /// Multiplies the SiLU of one half of the columns by the other half.
-    fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError>;
+    /// Multiplies the activation of one half of the columns by the other half.
+    fn gate_mul(&self, call: calls::GateMul<'_>) -> Result<(), KernelError>;
     /// Quantizes rows to [`Quantization::ELEMENTS`](crate::Quantization::ELEMENTS).
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError>;
     /// Applies the Gaussian error linear unit in place.
@@ -207,6 +209,7 @@ macro_rules! each_operation {
             position_grid: $crate::calls::PositionGrid<'_>,
             embed: $crate::calls::Embed<'_>,
             rms_norm: $crate::calls::RmsNorm<'_>,
+            rms_norm_add: $crate::calls::RmsNormAdd<'_>,
             layer_norm: $crate::calls::LayerNorm<'_>,
             linear: $crate::calls::Linear<'_>,
             route: $crate::calls::Route<'_>,
@@ -220,7 +223,7 @@ macro_rules! each_operation {
             gated_delta: $crate::calls::GatedDelta<'_>,
             gated_rms_norm: $crate::calls::GatedRmsNorm<'_>,
             sigmoid_mul: $crate::calls::SigmoidMul<'_>,
-            silu_mul: $crate::calls::SiluMul<'_>,
+            gate_mul: $crate::calls::GateMul<'_>,
             quantize: $crate::calls::Quantize<'_>,
             gelu: $crate::calls::ApplyGelu<'_>,
             gather_rows: $crate::calls::GatherRows<'_>,

@@ -74,6 +74,19 @@ impl DType {
         !matches!(self, DType::U32 | DType::U8) && !self.needs_scales()
     }
 
+    /// Returns the number of this type that is nearest to `value`.
+    ///
+    /// # Panics
+    /// If the type is not a floating-point type.
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            DType::F32 => value,
+            DType::F16 => half::f16::from_f32(value).to_f32(),
+            DType::BF16 => half::bf16::from_f32(value).to_f32(),
+            DType::U32 | DType::U8 | DType::F8E4M3 | DType::U4 => panic!("{self} has no rounding without a scale"),
+        }
+    }
+
     /// Returns `true` if numbers of this type are quantized, so that they have a meaning only
     /// together with their scales.
     pub const fn needs_scales(self) -> bool {

@@ -17,8 +17,8 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
-        Files, ReleasedShape, Settings, VisionSettings, Weights, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3,
-        qwen3_5, qwen3_5_text, qwen3_vl,
+        Files, ReleasedShape, Settings, VisionSettings, Weights, gemma3, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl,
+        qwen3, qwen3_5, qwen3_5_text, qwen3_vl,
     },
     flow::{Grid, LayoutError, MediaGrid, PromptLayout, ResizedImage},
     nearest_names,
@@ -327,6 +327,8 @@ families! {
     Llama: llama;
     /// InternVL 3 and 3.5: pictures, videos and text.
     InternVl: internvl;
+    /// Gemma 3: text only.
+    Gemma3: gemma3;
 }
 
 impl FamilyConfig {

@@ -21,7 +21,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 21] = [
+const RECORDED: [Recorded; 23] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -30,6 +30,8 @@ const RECORDED: [Recorded; 21] = [
     text("tests/golden/mistral"),
     text("tests/golden/mistral_windowed"),
     text("tests/golden/qwen2_windowed"),
+    text("tests/golden/gemma3_text"),
+    text("tests/golden/gemma3"),
     text("tests/golden/qwen3_moe"),
     text("tests/golden/qwen3_moe_sparse"),
     Recorded {

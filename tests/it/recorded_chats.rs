@@ -144,6 +144,12 @@ fn pictures_and_videos_of_qwen3_vl_are_answered_as_recorded() {
     recorded_chats_are_answered("qwen3_vl_moe", &["several_images", "video_even"]);
 }
 
+#[test]
+fn chats_with_gemma_are_answered_as_recorded() {
+    recorded_chats_are_answered("gemma3_text", &["short", "long"]);
+    recorded_chats_are_answered_by(2, "gemma3", &["short", "long"]);
+}
+
 /// Chats with lengths around the chunk size of gated delta nets (64 tokens), and chats with
 /// pictures or a video. The recorded replies consist of reasoning, because the template opens the
 /// reasoning.

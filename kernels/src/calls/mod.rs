@@ -19,7 +19,10 @@ pub use {
     attention::{AttentionPacked, AttentionPaged, HeadNorms, NO_SLOT, PagedSequences, PairAxes, Rotary, RotaryKvWrite},
     copies::{Arrival, BlockRange, CopyBlocks, Copying, Download, DownloadLater, Pieces, Upload},
     experts::{AddExperts, AddExpertsRmsNorm, EXPERTS_MAX, GatedExperts, RmsNormRoute, Route, Routing, TOP_MAX},
-    products::{ApplyGelu, GatedLinear, Gelu, LayerNorm, Linear, Measure, Quantize, RmsNorm, SiluMul},
+    products::{
+        ApplyGelu, GateActivation, GateMul, GatedLinear, Gelu, LayerNorm, Linear, Measure, Quantize, RmsNorm,
+        RmsNormAdd,
+    },
     ranks::{AllGather, AllReduce, AllReduceRmsNorm, BestOfRanks},
     rows::{AddRows, Embed, FillRandom, GatherRows, ScatterRows},
     states::{CausalConv, GatedDelta, GatedRmsNorm, NO_STATE, SNAPSHOTS, SigmoidMul, StateSequences},

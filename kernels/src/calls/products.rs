@@ -26,7 +26,7 @@ pub struct Linear<'a> {
     pub out: Tensor<'a>,
 }
 
-/// Computes `out = silu(gate) * up` where `[gate | up] = x @ weight^T + bias`.
+/// Computes `out = activation(gate) * up` where `[gate | up] = x @ weight^T + bias`.
 #[non_exhaustive]
 pub struct GatedLinear<'a> {
     /// `[rows, in_features]` activations, only in the format that the weight requires. A gap
@@ -36,6 +36,7 @@ pub struct GatedLinear<'a> {
     pub weight: Weight<'a>,
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
+    pub activation: GateActivation,
     /// `[rows, 2 * features]` activations: space for the result before the gate. The contents are
     /// undefined afterward.
     pub gate_up: Tensor<'a>,
@@ -46,11 +47,21 @@ pub struct GatedLinear<'a> {
     pub out: Activations<'a>,
 }
 
-/// Computes `out = gate / (1 + exp(-gate)) * up`.
+/// The activation function of a gated MLP's gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateActivation {
+    /// `x / (1 + exp(-x))`, elsewhere named `silu` or `swish`.
+    Silu,
+    /// [`Gelu::Tanh`], elsewhere named `gelu_pytorch_tanh`.
+    GeluTanh,
+}
+
+/// Computes `out = activation(gate) * up`.
 #[non_exhaustive]
-pub struct SiluMul<'a> {
+pub struct GateMul<'a> {
     /// `[rows, 2 * features]` activations: gate, then up.
     pub gate_up: Tensor<'a>,
+    pub activation: GateActivation,
     /// `[rows, features]` in the requested formats.
     pub out: Activations<'a>,
 }
@@ -87,6 +98,22 @@ pub struct RmsNorm<'a> {
     pub epsilon: f32,
     /// `[rows, hidden]` in the requested formats.
     pub out: Activations<'a>,
+}
+
+/// Computes `sum += x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)`, row by row, with the
+/// mean and the addition in `f32`.
+#[non_exhaustive]
+pub struct RmsNormAdd<'a> {
+    /// `[rows, hidden]` activations.
+    pub x: Tensor<'a>,
+    /// `[hidden]`, floating point.
+    pub weight: Tensor<'a>,
+    /// Added to each weight: 1 for norms whose stored weights are centered on zero, otherwise 0.
+    pub weight_offset: f32,
+    /// Constant added to the mean square.
+    pub epsilon: f32,
+    /// `[rows, hidden]` activations, changed in place.
+    pub sum: Tensor<'a>,
 }
 
 /// Computes `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, row by row, with

@@ -2,7 +2,7 @@
 
 use crate::{RankShard, Tensor, Weight};
 
-/// Computes `out[i] = table[ids[i]]`, converted to activations. `ids[i]` is the
+/// Computes `out[i] = table[ids[i]] * scale`, converted to activations. `ids[i]` is the
 /// [code](crate::InputToken::code) of a token. If the host has not seen the token yet, its code has
 /// the index of a row of `previous`, and `previous[row]` is the token's id. If that entry is
 /// [`NO_CHOICE`](super::NO_CHOICE), no token was chosen, and the output row is all zeros. The row
@@ -19,6 +19,8 @@ pub struct Embed<'a> {
     /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::NO_CHOICE). The
     /// tensor is empty if all ids are known.
     pub previous: Tensor<'a>,
+    /// Factor of all rows, a number of the activations' type.
+    pub scale: f32,
     /// `[tokens, hidden]` activations.
     pub out: Tensor<'a>,
 }

@@ -25,16 +25,21 @@ pub(super) fn embed(threads: &Threads, call: Embed<'_>) {
     });
 }
 
-/// Copies a token's row, or writes zeros if another rank holds it.
+/// Copies a token's row, scaled, or writes zeros if another rank holds it.
 #[inline(always)]
 fn look_up(call: &Embed<'_>, id: u32, out: &mut [f32]) {
     let (RankShard { first, count, whole }, id) = (call.tokens, id as usize);
     assert!(id < whole, "row {id} of {whole}");
     match id.checked_sub(first).filter(|row| *row < count) {
-        Some(row) => match BlockWeight::of(&call.table) {
-            Some(table) => table.widen(row..row + 1, out),
-            None => widen(&call.table.data, row, out),
-        },
+        Some(row) => {
+            match BlockWeight::of(&call.table) {
+                Some(table) => table.widen(row..row + 1, out),
+                None => widen(&call.table.data, row, out),
+            }
+            if call.scale != 1.0 {
+                out.iter_mut().for_each(|element| *element *= call.scale);
+            }
+        }
         None => out.fill(0.0),
     }
 }

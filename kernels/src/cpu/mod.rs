@@ -16,6 +16,7 @@ mod copy_blocks;
 mod embed;
 mod experts;
 mod fill_random;
+mod gate_mul;
 mod gather_rows;
 mod gelu;
 mod int4;
@@ -33,7 +34,6 @@ mod rotary_kv_write;
 mod route;
 mod sample;
 mod scatter_rows;
-mod silu_mul;
 mod states;
 mod threads;
 mod transfer;
@@ -118,6 +118,7 @@ impl Backend for Cpu {
         position_grid: calls::PositionGrid<'_> => position_grid::position_grid,
         embed: calls::Embed<'_> => embed::embed,
         rms_norm: calls::RmsNorm<'_> => rms_norm::rms_norm,
+        rms_norm_add: calls::RmsNormAdd<'_> => rms_norm::rms_norm_add,
         layer_norm: calls::LayerNorm<'_> => layer_norm::layer_norm,
         linear: calls::Linear<'_> => linear::linear,
         route: calls::Route<'_> => route::route,
@@ -131,7 +132,7 @@ impl Backend for Cpu {
         gated_delta: calls::GatedDelta<'_> => states::gated_delta,
         gated_rms_norm: calls::GatedRmsNorm<'_> => states::gated_rms_norm,
         sigmoid_mul: calls::SigmoidMul<'_> => states::sigmoid_mul,
-        silu_mul: calls::SiluMul<'_> => silu_mul::silu_mul,
+        gate_mul: calls::GateMul<'_> => gate_mul::gate_mul,
         quantize: calls::Quantize<'_> => quantize::quantize,
         gelu: calls::ApplyGelu<'_> => gelu::gelu,
         gather_rows: calls::GatherRows<'_> => gather_rows::gather_rows,

@@ -124,6 +124,10 @@ impl Backend for Cuda {
         elementwise::rms_norm(self, call)
     }
 
+    fn rms_norm_add(&self, call: calls::RmsNormAdd<'_>) -> Result<(), KernelError> {
+        elementwise::rms_norm_add(self, call)
+    }
+
     fn layer_norm(&self, call: calls::LayerNorm<'_>) -> Result<(), KernelError> {
         elementwise::layer_norm(self, call)
     }
@@ -168,8 +172,8 @@ impl Backend for Cuda {
         states::sigmoid_mul(self, call)
     }
 
-    fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError> {
-        elementwise::silu_mul(self, call)
+    fn gate_mul(&self, call: calls::GateMul<'_>) -> Result<(), KernelError> {
+        elementwise::gate_mul(self, call)
     }
 
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError> {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     DType, KernelError, Tensor,
-    calls::{self, Gelu},
+    calls::{self, GateActivation, Gelu},
 };
 
 fn pitch(tensor: &Tensor<'_>) -> u32 {
@@ -101,8 +101,11 @@ pub(super) fn embed(cuda: &Cuda, call: calls::Embed<'_>) -> Result<(), KernelErr
         count(call.previous.rows()),
         call.out.address(),
     ];
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
-    unsafe { cuda.launch(cuda.entry_points().embed, extent, arguments) }
+    let kernels = cuda.entry_points();
+    let (kernel, arguments) =
+        if call.scale == 1.0 { (kernels.embed, arguments) } else { (kernels.embed_scaled, arguments.with(call.scale)) };
+    // SAFETY: the arguments match the kernels' parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
 /// Returns the threads per thread block for the norm of rows with `columns` columns.
@@ -142,6 +145,24 @@ pub(super) fn rms_norm(cuda: &Cuda, call: calls::RmsNorm<'_>) -> Result<(), Kern
     }
 }
 
+pub(super) fn rms_norm_add(cuda: &Cuda, call: calls::RmsNormAdd<'_>) -> Result<(), KernelError> {
+    let rows = call.sum.rows();
+    let extent = Extent::line(rows.min(8 * cuda.kernels.target.sms), norm_threads(call.sum.columns()));
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        call.weight.address(),
+        count(rows),
+        columns(&call.sum),
+        call.epsilon,
+        call.weight_offset,
+        call.sum.address(),
+        pitch(&call.sum),
+    ];
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(cuda.entry_points().rms_norm_add, extent, arguments) }
+}
+
 pub(super) fn layer_norm(cuda: &Cuda, call: calls::LayerNorm<'_>) -> Result<(), KernelError> {
     normalize(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], &[call.epsilon], &call.out)
 }
@@ -153,15 +174,20 @@ pub(super) fn over_columns(rows: usize, columns: usize) -> Extent {
     Extent { grid: [rows, columns.div_ceil(step), 1], block: [gate::THREADS, 1], shared: 0 }
 }
 
-pub(super) fn silu_mul(cuda: &Cuda, call: calls::SiluMul<'_>) -> Result<(), KernelError> {
+pub(super) fn gate_mul(cuda: &Cuda, call: calls::GateMul<'_>) -> Result<(), KernelError> {
     if call.out.quantized.is_some() {
-        return quantize::silu_mul(cuda, &call.gate_up, &call.out);
+        return quantize::gate_mul(cuda, &call);
     }
     let out = call.out.plain();
     let extent = over_columns(out.rows(), out.columns());
     let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(out), out.address()];
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
-    unsafe { cuda.launch(cuda.entry_points().silu_mul, extent, arguments) }
+    let kernels = cuda.entry_points();
+    let kernel = match call.activation {
+        GateActivation::Silu => kernels.silu_mul,
+        GateActivation::GeluTanh => kernels.gelu_mul,
+    };
+    // SAFETY: the arguments match the kernels' parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
 pub(super) fn gelu(cuda: &Cuda, call: calls::ApplyGelu<'_>) -> Result<(), KernelError> {

@@ -15,7 +15,10 @@ use super::{
     functions::Function,
     lane::Cuda,
 };
-use crate::{Activations, KernelError, Quantization, QuantizedRows, Tensor, calls};
+use crate::{
+    Activations, KernelError, Quantization, QuantizedRows, Tensor,
+    calls::{self, GateActivation},
+};
 
 /// Returns `true` if rows of `columns` columns can be quantized.
 pub(super) fn serves(columns: usize) -> bool {
@@ -58,19 +61,21 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
     launch(cuda, OP, kernel, before, out.plain.as_ref(), quantized)
 }
 
-/// Multiplies the SiLU of the gates in `gate_up` by the up values and quantizes the result. If
-/// `out.plain` is requested, the unquantized result is written too.
-pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
+/// Multiplies the activation of the gates by the up values and quantizes the result. If
+/// `call.out.plain` is requested, the unquantized result is written too.
+pub(super) fn gate_mul(cuda: &Cuda, call: &calls::GateMul<'_>) -> Result<(), KernelError> {
+    let calls::GateMul { gate_up, activation, out } = call;
     let quantized = out.quantized.as_ref().expect("the quantized output was requested");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
     let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.sms;
     let kernels = cuda.entry_points();
     let kernel = match (&kernels.hopper, long(cuda, gate_up, quantized)) {
+        _ if *activation == GateActivation::GeluTanh => Kernel::row_each(kernels.gelu_mul_rounded, rows, columns),
         (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_small_m, rows, columns),
         (Some(hopper), Some(threads)) => Kernel::long(hopper.silu_mul_rounded_long, rows, threads),
         _ => Kernel::row_each(kernels.silu_mul_rounded, rows, columns),
     };
-    launch(cuda, "silu_mul", kernel, before, out.plain.as_ref(), quantized)
+    launch(cuda, "gate_mul", kernel, before, out.plain.as_ref(), quantized)
 }
 
 /// A kernel and its launch.

@@ -17,18 +17,20 @@ impl<B: Backend> Scope<'_, B> {
     ) -> Result<Tensor<'_>, KernelError> {
         let table = table.into();
         let tokens = RankShard::all(table.rows());
-        self.embed_share(table, tokens, ids, previous)
+        self.embed_share(table, tokens, ids, previous, 1.0)
     }
 
     /// Like [`embed`](Scope::embed), but the first `tokens.count` rows of `table` are only a share
     /// of the vocabulary, and other rows may follow. The output rows of tokens outside this share
-    /// are zeros.
+    /// are zeros. All rows are multiplied by `scale`, which is rounded to the activations' type
+    /// first, as transformers does (`Gemma3TextScaledWordEmbedding`, 5.17).
     pub fn embed_share<'a>(
         &self,
         table: impl Into<Weight<'a>>,
         tokens: RankShard,
         ids: &Tensor<'_>,
         previous: &Tensor<'_>,
+        scale: f32,
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "embed";
         let table = table.into();
@@ -49,6 +51,7 @@ impl<B: Backend> Scope<'_, B> {
             tokens,
             ids: ids.view(),
             previous: previous.view(),
+            scale: self.target().activation().round(scale),
             out: out.view(),
         })?;
         Ok(out)

@@ -1,11 +1,11 @@
-//! The first half of a gated MLP: one GEMM with the gate and up weights, then the gate (SwiGLU,
-//! Shazeer 2020, arXiv 2002.05202).
+//! The first half of a gated MLP: one GEMM with the gate and up weights, then the gate (SwiGLU
+//! and GeGLU, Shazeer 2020, arXiv 2002.05202).
 
 use bursar_budgets::Bytes;
 
 use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
 
-use super::check;
+use super::{check, gate_mul::GateActivation};
 
 const OP: &str = "gated_linear";
 
@@ -23,16 +23,18 @@ impl<B: Backend> Scope<'_, B> {
         weight: impl Into<Weight<'a>>,
         bias: Option<&'a Tensor<'a>>,
     ) -> Result<Tensor<'_>, KernelError> {
-        let out = self.gated_linear_as(x, weight, bias, ActivationFormat::PLAIN)?;
+        let out = self.gated_linear_as(x, weight, bias, GateActivation::Silu, ActivationFormat::PLAIN)?;
         Ok(out.plain.expect("the plain format was requested"))
     }
 
-    /// Like [`gated_linear`](Scope::gated_linear), but returns the result in `format`.
+    /// Like [`gated_linear`](Scope::gated_linear), with `activation` in place of SiLU, and with the
+    /// result in `format`.
     pub fn gated_linear_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,
         weight: impl Into<Weight<'a>>,
         bias: Option<&'a Tensor<'a>>,
+        activation: GateActivation,
         format: ActivationFormat,
     ) -> Result<Activations<'_>, KernelError> {
         let (x, weight) = (x.into(), weight.into());
@@ -49,7 +51,7 @@ impl<B: Backend> Scope<'_, B> {
             gate_up.dtype(),
         ))?;
         let x = inner.wanted(&x, &weight, &quant_scratch)?;
-        let flops = (rows * features * (4 * in_features + 5)) as u64;
+        let flops = (rows * features) as u64 * (4 * in_features as u64 + activation.flops());
         let bias_bytes = bias.map_or(Bytes(0), Tensor::bytes);
         let bytes = x.bytes() + weight.bytes() + out.bytes() + bias_bytes;
         self.count_product(&x, Work { flops, bytes, ..Work::default() });
@@ -57,6 +59,7 @@ impl<B: Backend> Scope<'_, B> {
             x: x.view(),
             weight: weight.view(),
             bias: bias.map(Tensor::view),
+            activation,
             gate_up: gate_up.view(),
             scratch: scratch.view(),
             out: out.view(),

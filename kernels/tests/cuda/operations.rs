@@ -22,8 +22,8 @@ use half::{bf16, f16};
 use crate::{
     GpuLock, gpu_lock,
     ground::{
-        self, Fp8, How, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, passes,
-        rounded, search,
+        self, Fp8, How, Pass, Product, Random, Scaled, Variant, assert_close, first_gpu, is_product, leased, load,
+        narrowed, passes, rounded, search,
     },
 };
 
@@ -61,9 +61,9 @@ impl Gpu {
             let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
             pass.run(&Scope::new(&plan, &dry, &counter)).unwrap();
             let expected = pass.expected(activation);
-            let is_product =
-                matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. } | Pass::Fp8(_) | Pass::Routed(_));
-            for products_by in [GemmBackend::Library, GemmBackend::Ours].into_iter().take(1 + usize::from(is_product)) {
+            let backends =
+                [GemmBackend::Library, GemmBackend::Ours].into_iter().take(1 + usize::from(is_product(&pass)));
+            for products_by in backends {
                 let found = self.compute(kernels, dry.high_water(), products_by, |scope| pass.run(scope));
                 let what = format!("{pass:?} in {activation} by {products_by:?} on {target:?}");
                 assert_close(&what, &found, &expected, tolerance(&pass, activation));
@@ -128,6 +128,7 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         Pass::RotaryKv(rotary) => target.has_quantized_cache() || !rotary.is_fp8,
         Pass::Mixed(mixed) => mixed.dtype == target.activation(),
         Pass::Routed(routed) => routed.dtype == target.activation(),
+        Pass::Variant(variant) => variant.dtype().is_none_or(|dtype| dtype == target.activation()),
         Pass::Fp8(fp8) => fp8.is_served(target),
         _ => true,
     }
@@ -152,6 +153,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Step(step) => step.tolerance(rounding),
         // Gate and up are rounded before they are multiplied, unless one kernel computes both.
         Pass::GatedLinear { .. } => 4.0 * rounding,
+        Pass::Variant(Variant::GeluLinear { .. }) => 4.0 * rounding,
         // Within a group of columns, the tensor cores keep about 13 bits of a sum of E4M3 products.
         // A gate multiplies two such sums.
         Pass::Fp8(fp8) => (4.0 * rounding).max(if fp8.is_gated() { 1.2e-2 } else { 6e-3 }),

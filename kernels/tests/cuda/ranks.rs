@@ -293,7 +293,7 @@ fn shares_of_a_table_and_columns_of_all_come_together() {
         let (ids, previous) = (scope.upload([rows], &ids)?, scope.upload([1], &[13u32])?);
         let mut out = scope.empty([rows, hidden])?;
         let inner = scope.scope();
-        inner.all_reduce_into(&inner.embed_share(&own, tokens, &ids, &previous)?, &mut out)?;
+        inner.all_reduce_into(&inner.embed_share(&own, tokens, &ids, &previous, 1.0)?, &mut out)?;
         scope.download::<bf16>(&out)
     };
     let row = |id: usize| table[id * hidden..][..hidden].to_vec();

@@ -14,6 +14,7 @@ mod pixels;
 mod rotary_kv;
 mod routed;
 mod states;
+mod variant;
 mod wide;
 
 use std::{cell::Cell, sync::Arc};
@@ -42,6 +43,20 @@ pub use rotary_kv::RotaryKv;
 pub use routed::Routed;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use states::{Of, Step, divided};
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use variant::Variant;
+
+/// Whether the pass has a GEMM that cuBLASLt and this project's kernels compute.
+pub fn is_product(pass: &Pass) -> bool {
+    matches!(
+        pass,
+        Pass::Linear { .. }
+            | Pass::GatedLinear { .. }
+            | Pass::Fp8(_)
+            | Pass::Routed(_)
+            | Pass::Variant(Variant::GeluLinear { .. })
+    )
+}
 
 struct Nobody;
 

@@ -13,7 +13,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    Batch, Fp8, Mixed, PagedData, Random, RotaryKv, Routed, Step, attend, narrowed,
+    Batch, Fp8, Mixed, PagedData, Random, RotaryKv, Routed, Step, Variant, attend, narrowed,
     paged::windowed,
     pixels::PixelData,
     rounded,
@@ -45,6 +45,7 @@ pub enum Pass {
     Routed(Routed),
     RotaryKv(RotaryKv),
     Step(Step),
+    Variant(Variant),
     GatedRmsNorm { rows: usize, heads: usize, head_dim: usize },
     SigmoidMul { rows: usize, columns: usize, by_row: bool },
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)>, window: Option<usize> },
@@ -127,6 +128,7 @@ pub fn passes() -> Vec<Pass> {
     passes.extend(Routed::cases().into_iter().map(Pass::Routed));
     passes.extend(RotaryKv::cases().into_iter().chain(RotaryKv::partial_cases()).map(Pass::RotaryKv));
     passes.extend(Step::cases().into_iter().map(Pass::Step));
+    passes.extend(Variant::cases().into_iter().map(Pass::Variant));
     for (rows, heads, head_dim) in [(5, 3, 20), (7, 4, 128), (3, 2, 300), (2, 3, 1), (9, 2, 512), (70, 5, 24)] {
         passes.push(Pass::GatedRmsNorm { rows, heads, head_dim });
     }
@@ -264,6 +266,7 @@ impl Pass {
             Pass::Routed(routed) => routed.run(scope, &mut random),
             Pass::RotaryKv(rotary) => rotary.run(scope, &mut random),
             Pass::Step(step) => step.run(scope, &mut random),
+            Pass::Variant(variant) => variant.run(scope, &mut random),
             Pass::GatedRmsNorm { rows, heads, head_dim } => {
                 let columns = heads * head_dim;
                 let x = narrowed(scope, [rows, columns], scope.target().activation(), &random.floats(rows * columns))?;
@@ -442,6 +445,7 @@ impl Pass {
             Pass::Routed(routed) => routed.expected(activation, &mut random),
             Pass::RotaryKv(rotary) => rotary.expected(activation, &mut random),
             Pass::Step(step) => step.expected(activation, &mut random),
+            Pass::Variant(variant) => variant.expected(activation, &mut random),
             Pass::GatedRmsNorm { rows, heads, head_dim } => {
                 let columns = heads * head_dim;
                 let x = rounded(activation, &random.floats(rows * columns));

@@ -7,7 +7,7 @@ use bursar_kernels::{
 use candle_core::{D, Device, Tensor as Candle};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-use crate::ground::{self, Pass, Product, Random, assert_close, compute, passes, widened};
+use crate::ground::{self, Pass, Product, Random, Variant, assert_close, compute, passes, widened};
 
 /// Copies are exact. A sum of `n` products of numbers below one is off by less than `n` times half
 /// a unit in the last place of one.
@@ -27,6 +27,9 @@ fn tolerance(pass: &Pass) -> f64 {
         // Half a step of E4M3, because the expected numbers are not rounded to E4M3.
         Pass::RotaryKv(rotary) if rotary.is_fp8 => 1.0 / 16.0,
         Pass::GatedLinear { in_features, .. } => 4.0 * (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
+        Pass::Variant(Variant::GeluLinear { in_features, .. }) => {
+            4.0 * (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0
+        }
         // Half a step of bf16, to which states are rounded.
         Pass::Step(step) if step.state_dtype == StateDtype::Bf16 => 1.0 / 512.0 + 2e-5,
         // Sums over all tokens of a sequence.

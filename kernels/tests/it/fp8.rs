@@ -1,7 +1,10 @@
 //! FP8 weights and activations: operations that quantize while they write give the same result as
 //! separate quantization, rows do not affect each other, and operands that do not fit are refused.
 
-use bursar_kernels::{ops::rms_norm::RmsNorm, *};
+use bursar_kernels::{
+    ops::{gate_mul::GateActivation, rms_norm::RmsNorm},
+    *,
+};
 
 use crate::ground::{NORMED_SUMS, Random, compute, normed_sum, plan};
 
@@ -60,11 +63,15 @@ fn the_fused_norm_of_a_mixtures_sum_matches_two_operations() {
 #[test]
 fn a_quantizing_gate_rounds_the_plain_result() {
     let (x, weight) = (Random::new(3).floats(5 * 260), Random::new(4).floats(260 * 40));
-    assert_rounds(|scope, format| formats(scope, &scope.silu_mul_as(&scope.upload([5, 260], &x)?, format)?));
-    assert_rounds(|scope, format| {
-        let (x, weight) = (scope.upload([5, 40], &x[..200])?, scope.upload([260, 40], &weight)?);
-        formats(scope, &scope.gated_linear_as(&x, &weight, None, format)?)
-    });
+    for activation in [GateActivation::Silu, GateActivation::GeluTanh] {
+        assert_rounds(|scope, format| {
+            formats(scope, &scope.gate_mul_as(&scope.upload([5, 260], &x)?, activation, format)?)
+        });
+        assert_rounds(|scope, format| {
+            let (x, weight) = (scope.upload([5, 40], &x[..200])?, scope.upload([260, 40], &weight)?);
+            formats(scope, &scope.gated_linear_as(&x, &weight, None, activation, format)?)
+        });
+    }
 }
 
 #[test]

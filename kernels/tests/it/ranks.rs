@@ -247,7 +247,7 @@ fn embeddings_of_table_shares_add_up_to_the_whole() {
             let (ids, previous) = (scope.upload([ids.len()], &ids)?, scope.upload([3], &previous)?);
             let mut out = scope.empty([ids.rows(), hidden])?;
             let inner = scope.scope();
-            inner.all_reduce_into(&inner.embed_share(&table, tokens, &ids, &previous)?, &mut out)?;
+            inner.all_reduce_into(&inner.embed_share(&table, tokens, &ids, &previous, 1.0)?, &mut out)?;
             scope.download::<f32>(&out)
         });
         shared.into_iter().for_each(|found| assert_eq!(found.expect("all ranks join"), whole, "{of} ranks"));
@@ -357,7 +357,7 @@ fn collectives_refuse_shapes_that_disagree() {
     assert_eq!(best, "argmax_of_ranks: x is [3, 5]; expected [3, 4]");
     let table = text(&|scope| {
         let (ids, share) = (scope.empty_u32([2])?, Rank::new(1, 2).share(8).expect("8 divides among the ranks"));
-        scope.embed_share(&scope.empty([3, 4])?, share, &ids, &scope.empty_u32([0])?).map(drop)
+        scope.embed_share(&scope.empty([3, 4])?, share, &ids, &scope.empty_u32([0])?, 1.0).map(drop)
     });
     assert_eq!(table, "embed: table is [3, 4]; expected a row for each token");
     let numbers = text(&|scope| scope.all_reduce_add(&scope.empty_u32([3, 4])?, &mut scope.empty([3, 4])?));

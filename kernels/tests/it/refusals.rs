@@ -280,7 +280,7 @@ rotary_kv_write: layer holds bf16; expected the target's activations without sca
 attention_paged: block_tables is [3, 2]; expected one row per sequence
 attention_paged: queries is [5, 32]; expected a window of at least 1 token, not 0
 attention_packed: qkv is [5, 32]; expected queries, keys and values with equally many whole heads
-silu_mul: gate_up is [5, 3]; expected an even number of columns
+gate_mul: gate_up is [5, 3]; expected an even number of columns
 gated_linear: weight is [3, 4]; expected an even number of rows
 route: logits holds u32; expected f32
 route: loads is [5]; expected [4]

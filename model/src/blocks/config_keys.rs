@@ -10,7 +10,7 @@ use super::config_error::ConfigError;
 /// and modified checkpoints of the supported families use these keys. A family that supports a key
 /// passes it to [`refuse_unknown_but`]. RoPE keys are matched by prefix instead, because every
 /// family has invented different keys.
-const CHANGING: [&str; 10] = [
+const CHANGING: [&str; 12] = [
     "attn_logit_softcapping",
     "attn_output_gate",
     "compression_config",
@@ -20,6 +20,8 @@ const CHANGING: [&str; 10] = [
     "per_layer_config",
     "quantization",
     "quantization_config",
+    "query_pre_attn_scalar",
+    "use_bidirectional_attention",
     "use_qk_norm",
 ];
 const CHANGING_PREFIXES: [&str; 3] = ["rope_", "mrope_", "rotary_"];
@@ -76,7 +78,9 @@ pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), Con
 pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&str]) -> Result<(), ConfigError> {
     let changes = |key: &str| {
         CHANGING.contains(&key) && !followed.contains(&key) && !(place.is_empty() && key == QUANTIZATION)
-            || CHANGING_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) && !ROPE.contains(&key)
+            || CHANGING_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
+                && !ROPE.contains(&key)
+                && !followed.contains(&key)
     };
     match given.iter().find(|(key, value)| changes(key) && !is_neutral(key, value)) {
         None => Ok(()),

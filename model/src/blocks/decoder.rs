@@ -13,6 +13,7 @@ use super::{
     layer::{Layer, LayerPass, Stream},
     layer_cache::LayerCache,
     mixture::MixtureConfig,
+    rope_scaling::RopeScaling,
     step_inputs::StepInputs,
     vision::EmbeddingLayout,
 };
@@ -52,6 +53,7 @@ pub struct Decoder {
     norm: Tensor<'static>,               // [hidden]
     projection: Option<Weight<'static>>, // [padded own tokens, hidden]; `None` if tied
     rope: Rope<'static>,
+    local_rope: Option<Rope<'static>>, // of the layers in `DecoderConfig::local_rope`
     draft_head: Option<DraftHead>,
     /// A copy of the output projection in 4-bit integers, which only a draft head of the model's own
     /// checkpoint uses.
@@ -113,8 +115,12 @@ impl Decoder {
         } else {
             Some(map.vocabulary(head, tokens, rows, config.hidden)?)
         };
-        let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.rotary_dim));
-        let rope = Rope { frequencies, axes: config.rope_axes.clone() };
+        let mut rope = |theta: f64, scaling: &RopeScaling| Rope {
+            frequencies: map.constant(&scaling.frequencies(theta, config.rotary_dim)),
+            axes: config.rope_axes.clone(),
+        };
+        let local_rope = config.local_rope.as_ref().map(|local| rope(local.theta, &local.scaling));
+        let rope = rope(config.rope_theta, &config.rope_scaling);
         let bytes_before = map.used();
         let draft_head = DraftHead::claim(&config, &share, map, &mut of_layers)?;
         let projection_name = if config.tied_embeddings { &embedding_name } else { head };
@@ -141,6 +147,7 @@ impl Decoder {
             norm,
             projection,
             rope,
+            local_rope,
             draft_head,
             draft_projection,
             draft_bytes: map.used().saturating_sub(bytes_before),
@@ -149,6 +156,13 @@ impl Decoder {
 
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// The arguments of layer `layer` in a step.
+    fn pass<'a>(&'a self, layer: usize, inputs: &'a StepInputs<'a>) -> LayerPass<'a> {
+        let is_local = self.config.local_rope.as_ref().is_some_and(|local| local.is_in.get(layer) == Some(&true));
+        let rope = self.local_rope.as_ref().filter(|_| is_local).unwrap_or(&self.rope);
+        LayerPass { config: &self.config, rope, inputs }
     }
 
     /// This rank's shard of the decoder.
@@ -337,7 +351,7 @@ impl Decoder {
                     // The head is trained with the embeddings of placeholder tokens, not with
                     // those of pictures.
                     let table = head.embedding().unwrap_or(&self.embedding);
-                    let embedded = self.embed_tokens(&scope, table, inputs, caches)?;
+                    let embedded = self.embed_tokens(&scope, table, inputs, caches, 1.0)?;
                     let rows = DraftRows { hidden, output: &mut *output };
                     head.forward(&scope, inputs, cache, &embedded, rows)?;
                 }
@@ -353,7 +367,7 @@ impl Decoder {
                 let embedded = self.embed(&scope, inputs, caches)?;
                 head.combine(&scope, &self.config, &embedded, hidden, &mut input)?;
             }
-            let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
+            let pass = self.pass(self.config.layers, inputs);
             head.forward(&scope, &pass, cache, input, output)?;
         }
         // For many rows, the unrounded weight is faster.
@@ -410,7 +424,6 @@ impl Decoder {
         chosen_rows: Option<&Tensor<'_>>,
         mut read: Option<LayerInputs<'_, '_>>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
         // The chosen rows are allocated before the layers run, and the last layer runs on only the
         // chosen rows if they are at most half of all rows. Therefore no step uses more memory than
         // a step that scores every row, and sizing measures such a step. The cost is 57 MiB less KV
@@ -434,7 +447,7 @@ impl Decoder {
             }
             let is_followed = index + 1 < caches.layers.len() && !self.has_picture_part(index, inputs, caches);
             let next = self.layers.get(index + 1).filter(|_| is_followed);
-            layer.forward(scope, &pass, cache, &mut stream, next)?;
+            layer.forward(scope, &self.pass(index, inputs), cache, &mut stream, next)?;
             self.add_picture_part(scope, index, inputs, caches, &mut stream.hidden)?;
         }
         if let Some(mut read) = read {
@@ -443,7 +456,9 @@ impl Decoder {
         }
         let Some((rows, mut chosen)) = chosen else { return Ok(stream.hidden) };
         match layers.next() {
-            Some((last, cache)) => last.forward_chosen(scope, &pass, cache, &mut stream, rows, &mut chosen)?,
+            Some((last, cache)) => {
+                last.forward_chosen(scope, &self.pass(whole, inputs), cache, &mut stream, rows, &mut chosen)?;
+            }
             None => scope.gather_rows_into(&stream.hidden, rows, &mut chosen)?,
         }
         Ok(chosen)
@@ -511,7 +526,7 @@ impl Decoder {
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let mut hidden = self.embed_tokens(scope, &self.embedding, inputs, caches)?;
+        let mut hidden = self.embed_tokens(scope, &self.embedding, inputs, caches, self.config.embedding_scale)?;
         if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
             let embeddings = pictures.column_range(EmbeddingLayout::plain(self.config.hidden).embedding());
@@ -521,21 +536,23 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// Embeds the tokens with `table` `[own tokens, width]`. Returns `[tokens, width]`.
+    /// Embeds the tokens with `table` `[own tokens, width]`, and multiplies the rows by `scale`. Returns
+    /// `[tokens, width]`.
     fn embed_tokens<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         table: &Weight<'static>,
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
+        scale: f32,
     ) -> Result<Tensor<'s>, KernelError> {
         let own = self.share.vocabulary;
         if self.share.rank.is_alone() {
-            return scope.embed_share(table, own, &inputs.tokens, caches.previous);
+            return scope.embed_share(table, own, &inputs.tokens, caches.previous, scale);
         }
         let mut embedded = scope.empty([inputs.tokens.rows(), table.columns()])?;
         let inner = scope.scope();
-        let own = inner.embed_share(table, own, &inputs.tokens, caches.previous)?;
+        let own = inner.embed_share(table, own, &inputs.tokens, caches.previous, scale)?;
         inner.all_reduce_into(&own, &mut embedded)?;
         Ok(embedded)
     }

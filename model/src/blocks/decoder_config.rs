@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     Tensor,
-    ops::{rms_norm::RmsNorm, rotary::PairAxes},
+    ops::{gate_mul::GateActivation, rms_norm::RmsNorm, rotary::PairAxes},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -26,6 +26,10 @@ pub struct DecoderConfig {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
+    /// Activation of the MLP's gates. Experts always have SiLU.
+    pub activation: GateActivation,
+    /// Factor of the tokens' embeddings. Embeddings of pictures are not scaled.
+    pub embedding_scale: f32,
     /// Experts that replace the MLP.
     pub mixture: Option<MixtureConfig>,
     pub layers: usize,
@@ -35,6 +39,8 @@ pub struct DecoderConfig {
     pub head_dim: usize,
     /// Number of leading elements of a head that RoPE rotates.
     pub rotary_dim: usize,
+    /// Factor of the attention scores, without the factor of YaRN.
+    pub attention_scale: f32,
     /// Whether the attention output is multiplied by the sigmoid of a gate.
     pub output_gate: bool,
     /// The layers with a gated delta net in place of attention, if there are any.
@@ -45,12 +51,17 @@ pub struct DecoderConfig {
     pub norm_offset: f32,
     /// Epsilon that norms add to the mean square.
     pub norm_epsilon: f32,
+    /// Whether the results of attention and of the MLP are normalized before they are added to the
+    /// residual stream.
+    pub output_norms: bool,
     pub biases: Biases,
     /// Whether each query and key head is normalized (RMS) before rotation.
     pub head_norms: bool,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
+    /// The layers with other rotary frequencies, if there are any.
+    pub local_rope: Option<LocalRope>,
     /// Position axis by which each pair of elements is rotated.
     pub rope_axes: PairAxes,
     /// Longest sequence that the model serves, in tokens. With YaRN, it may be longer than the
@@ -60,6 +71,16 @@ pub struct DecoderConfig {
     pub tied_embeddings: bool,
     /// The draft head, if it is loaded.
     pub draft_head: Option<DraftHeadConfig>,
+}
+
+/// Rotary frequencies of the layers that were trained with a sliding window. They apply even if the
+/// window is longer than the context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalRope {
+    pub theta: f64,
+    pub scaling: RopeScaling,
+    /// `[layers]`: whether the layer has these frequencies.
+    pub is_in: Vec<bool>,
 }
 
 /// The settings of a draft head.
@@ -145,6 +166,11 @@ pub enum LayerKind {
     /// on zero, and gated delta nets in the layers that `layer_types` or `full_attention_interval`
     /// selects.
     Hybrid,
+    /// Gemma 3: like Qwen3, with norms whose weights are centered on zero, norms of the results of
+    /// attention and of the MLP, separate rotary frequencies for the layers with a window,
+    /// embeddings multiplied by the root of their width, and `query_pre_attn_scalar` in place of
+    /// the size of a head.
+    OutputNorms,
 }
 
 #[derive(Deserialize)]
@@ -163,7 +189,9 @@ struct Fields {
     full_attention_interval: Option<usize>,
     attn_output_gate: Option<bool>,
     output_gate_type: Option<String>,
-    hidden_act: String,
+    hidden_act: Option<String>,
+    hidden_activation: Option<String>,
+    query_pre_attn_scalar: Option<f32>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     mtp_num_hidden_layers: Option<usize>,
@@ -187,47 +215,62 @@ impl DecoderConfig {
     /// Reads the text fields of a `config.json`, on top of the family's defaults. `place` is the
     /// fields' prefix in errors: empty, or `text_config.`.
     pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
-        let is_hybrid = defaults.layer == LayerKind::Hybrid;
-        config_keys::refuse_unknown_but(place, given, if is_hybrid { &HYBRID_KEYS } else { &[] })?;
+        let (is_hybrid, output_norms) = (defaults.layer == LayerKind::Hybrid, defaults.layer == LayerKind::OutputNorms);
+        config_keys::refuse_unknown_but(place, given, defaults.layer.keys())?;
         let given = config_keys::over(&defaults.fields, given);
         let more = [defaults.axes.keys(), if is_hybrid { &["partial_rotary_factor"] } else { &[] }].concat();
-        let rope = RopeConfig::read(place, &given, defaults.rope_types, &more)?;
+        let (rope, local_rope) = if output_norms {
+            let [rope, local] = RopeConfig::read_by_kind(place, &given, defaults.rope_types)?;
+            (rope, Some(local))
+        } else {
+            (RopeConfig::read(place, &given, defaults.rope_types, &more)?, None)
+        };
         let mixture = MixtureConfig::read(&given)?;
+        if let Some(mixture) = mixture.as_ref().filter(|_| output_norms) {
+            return Err(config_keys::unknown(place, "num_experts", &mixture.experts.into()));
+        }
         let delta = is_hybrid.then(|| GatedDeltaConfig::read(&given)).transpose()?;
         let fields = Fields::deserialize(&given)?;
-        if fields.hidden_act != "silu" {
-            let (field, value) = ("hidden_act".to_owned(), fields.hidden_act);
-            return Err(ConfigError::Unsupported { field, value, supported: "silu" });
-        }
+        let activation = defaults.layer.activation(place, &fields, mixture.is_some())?;
         check_sizes(&fields)?;
         let context_tokens = rope.scaling.context_tokens(fields.max_position_embeddings);
-        let sizes = [fields.num_hidden_layers, context_tokens];
         let (gated_delta, sliding) = match delta {
             Some(delta) => (Some(delta_layers(place, &fields, delta)?), None),
-            None => (None, SlidingWindow::read(place, &given, defaults.window, sizes)?),
+            None => (None, SlidingWindow::read(place, &given, defaults.window, fields.num_hidden_layers)?),
         };
+        let of_window = |(rope, sliding): (RopeConfig, &SlidingWindow)| LocalRope {
+            theta: rope.theta,
+            scaling: rope.scaling,
+            is_in: sliding.is_in.clone(),
+        };
+        let local_rope = local_rope.zip(sliding.as_ref()).map(of_window);
         let [heads, kv_heads, head_dim] = heads(&fields)?;
         let rotary_dim = rope.rotary_dim(place, head_dim)?;
         let rope_axes = defaults.axes.of(place, &rope, rotary_dim)?;
         Ok(DecoderConfig {
             biases: defaults.layer.biases(&fields),
-            head_norms: is_hybrid || defaults.layer == LayerKind::HeadNorms,
+            head_norms: is_hybrid || output_norms || defaults.layer == LayerKind::HeadNorms,
             vocabulary: fields.vocab_size,
             hidden: fields.hidden_size,
             intermediate: fields.intermediate_size,
+            activation,
+            embedding_scale: if output_norms { (fields.hidden_size as f64).sqrt() as f32 } else { 1.0 },
             mixture,
             layers: fields.num_hidden_layers,
             heads,
             kv_heads,
             head_dim,
             rotary_dim,
+            attention_scale: attention_scale(place, &fields, head_dim)?,
             output_gate: is_hybrid,
             gated_delta,
-            sliding,
-            norm_offset: if is_hybrid { 1.0 } else { 0.0 },
+            sliding: sliding.filter(|sliding| sliding.tokens < context_tokens),
+            norm_offset: if is_hybrid || output_norms { 1.0 } else { 0.0 },
             norm_epsilon: fields.rms_norm_eps,
+            output_norms,
             rope_theta: rope.theta,
             rope_scaling: rope.scaling,
+            local_rope,
             rope_axes,
             context_tokens,
             tied_embeddings: fields.tie_word_embeddings.unwrap_or(false),
@@ -240,6 +283,14 @@ impl DecoderConfig {
     /// A norm of the residual stream with this weight `[hidden]`.
     pub fn norm<'w>(&self, weight: &'w Tensor<'w>) -> RmsNorm<'w> {
         RmsNorm { weight, weight_offset: self.norm_offset, epsilon: self.norm_epsilon }
+    }
+
+    /// The base and the scaling of the rotary frequencies of a layer.
+    pub fn rope_of(&self, layer: usize) -> (f64, &RopeScaling) {
+        match &self.local_rope {
+            Some(local) if local.is_in.get(layer) == Some(&true) => (local.theta, &local.scaling),
+            _ => (self.rope_theta, &self.rope_scaling),
+        }
     }
 
     /// Whether a layer has attention. A layer without attention has a gated delta net. The layer of
@@ -332,20 +383,56 @@ fn heads(fields: &Fields) -> Result<[usize; 3], ConfigError> {
     }
 }
 
+/// The factor of the attention scores: `query_pre_attn_scalar` to the power of -0.5, or the size of
+/// a head in place of a missing `query_pre_attn_scalar`.
+fn attention_scale(place: &str, fields: &Fields, head_dim: usize) -> Result<f32, ConfigError> {
+    let scalar = fields.query_pre_attn_scalar.unwrap_or(head_dim as f32);
+    if scalar > 0.0 && scalar.is_finite() {
+        return Ok(scalar.powf(-0.5));
+    }
+    let field = format!("{place}query_pre_attn_scalar");
+    Err(ConfigError::Unsupported { field, value: scalar.to_string(), supported: "numbers greater than 0" })
+}
+
 impl LayerKind {
+    /// Keys that change what other families compute, and that models of this kind support.
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            LayerKind::QkvBias | LayerKind::ConfiguredBias | LayerKind::HeadNorms => &[],
+            LayerKind::Hybrid => &["attn_output_gate", "partial_rotary_factor"],
+            LayerKind::OutputNorms => &["query_pre_attn_scalar", "rope_local_base_freq"],
+        }
+    }
+
+    /// The activation of the MLP's gates. `is_mixed` is true for a model with experts.
+    fn activation(self, place: &str, fields: &Fields, is_mixed: bool) -> Result<GateActivation, ConfigError> {
+        let (key, value) = match self {
+            LayerKind::OutputNorms => ("hidden_activation", &fields.hidden_activation),
+            _ => ("hidden_act", &fields.hidden_act),
+        };
+        match value.as_deref() {
+            Some("silu") => Ok(GateActivation::Silu),
+            Some("gelu_pytorch_tanh") if !is_mixed => Ok(GateActivation::GeluTanh),
+            value => Err(ConfigError::Unsupported {
+                field: format!("{place}{key}"),
+                value: value.unwrap_or("null").to_owned(),
+                supported: if is_mixed { "silu" } else { "silu and gelu_pytorch_tanh" },
+            }),
+        }
+    }
+
     /// The projections of a layer that have a bias.
     fn biases(self, fields: &Fields) -> Biases {
         let has_bias = fields.attention_bias == Some(true);
         match self {
             LayerKind::QkvBias => Biases { qkv: true, out: false, mlp: false },
             LayerKind::ConfiguredBias => Biases { qkv: has_bias, out: has_bias, mlp: fields.mlp_bias == Some(true) },
-            LayerKind::HeadNorms | LayerKind::Hybrid => Biases { qkv: has_bias, out: has_bias, mlp: false },
+            LayerKind::HeadNorms | LayerKind::Hybrid | LayerKind::OutputNorms => {
+                Biases { qkv: has_bias, out: has_bias, mlp: false }
+            }
         }
     }
 }
-
-/// Keys that change what other families compute, and that hybrid models support.
-const HYBRID_KEYS: [&str; 2] = ["attn_output_gate", "partial_rotary_factor"];
 
 /// Adds to `delta` the layers with gated delta nets: the layers that `layer_types` calls
 /// `linear_attention`, or without `layer_types` all layers except every `full_attention_interval`th

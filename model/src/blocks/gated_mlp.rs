@@ -1,6 +1,8 @@
-//! The gated MLP: `down(silu(gate(x)) * up(x))`, added to the residual stream.
+//! The gated MLP: `down(activation(gate(x)) * up(x))`, added to the residual stream.
 
-use bursar_kernels::{ActivationFormat, Activations, Backend, KernelError, RankShard, Scope, Tensor};
+use bursar_kernels::{
+    ActivationFormat, Activations, Backend, KernelError, RankShard, Scope, Tensor, ops::gate_mul::GateActivation,
+};
 
 use crate::weights::{Linear, WeightError, WeightMap};
 
@@ -10,6 +12,7 @@ pub struct GatedMlp {
     pub gate_up: Linear,
     /// `[hidden, intermediate]`
     pub down: Linear,
+    activation: GateActivation,
 }
 
 impl GatedMlp {
@@ -22,9 +25,10 @@ impl GatedMlp {
         projections: [&str; 3],
         widths: (usize, RankShard),
         bias: bool,
+        activation: GateActivation,
     ) -> Result<Self, WeightError> {
         let [gate_up, down] = map.gated(projections, widths, bias)?;
-        Ok(GatedMlp { gate_up, down })
+        Ok(GatedMlp { gate_up, down, activation })
     }
 
     /// The activation format that the MLP reads directly, without quantizing the rows first.
@@ -51,6 +55,16 @@ impl GatedMlp {
         scope: &'s Scope<'_, B>,
         normed: impl Into<Activations<'a>>,
     ) -> Result<Activations<'s>, KernelError> {
-        self.gate_up.forward_gated(scope, normed, self.down.reads())
+        self.gate_as(scope, normed, self.down.reads())
+    }
+
+    /// Like [`gate`](GatedMlp::gate), with the result in `format`.
+    pub fn gate_as<'s, 'a, B: Backend>(
+        &'a self,
+        scope: &'s Scope<'_, B>,
+        normed: impl Into<Activations<'a>>,
+        format: ActivationFormat,
+    ) -> Result<Activations<'s>, KernelError> {
+        self.gate_up.forward_gated(scope, normed, self.activation, format)
     }
 }

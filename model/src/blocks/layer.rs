@@ -16,8 +16,10 @@ use crate::weights::{WeightError, WeightMap};
 pub struct Layer {
     input_norm: Tensor<'static>, // [hidden]
     mixer: Mixer,
-    mlp_norm: Tensor<'static>, // [hidden]
+    mixed_norm: Option<Tensor<'static>>, // [hidden], of the mixer's result
+    mlp_norm: Tensor<'static>,           // [hidden]
     mlp: Mlp,
+    result_norm: Option<Tensor<'static>>, // [hidden], of the MLP's result
 }
 
 #[expect(clippy::large_enum_variant, reason = "there is one value per layer, so the size does not matter")]
@@ -60,10 +62,20 @@ impl Layer {
             }
             _ => Mixer::Attention(PagedAttention::claim(map, &name("self_attn"), config, share, index)?),
         };
+        let mut norm = |part: &str| map.tensor(&name(&format!("{part}_layernorm.weight")), [hidden]);
+        let (mixed_norm, mlp_norm, result_norm) = if config.output_norms {
+            // A layer without norms of results calls the norm before its MLP
+            // `post_attention_layernorm`.
+            (Some(norm("post_attention")?), norm("pre_feedforward")?, Some(norm("post_feedforward")?))
+        } else {
+            (None, norm("post_attention")?, None)
+        };
         Ok(Layer {
             input_norm,
             mixer,
-            mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
+            mixed_norm,
+            mlp_norm,
+            result_norm,
             mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
                 Some(mixture) => {
                     let loads = loads.next().expect("each layer with experts has its counters");
@@ -75,6 +87,7 @@ impl Layer {
                     ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
                     (hidden, share.intermediate),
                     biases.mlp,
+                    config.activation,
                 )?),
             },
         })
@@ -159,10 +172,11 @@ impl Layer {
         }
         // Nothing reads the previous norm in `scratch` any more, so it is overwritten.
         let mut normed = scratch.place(format, hidden.rows());
-        if out.is_partial {
-            return out.forward_add_normed(scope, mixed, hidden, norm, &mut normed);
+        match &self.mixed_norm {
+            Some(mixed_norm) => out.forward_norm_add(scope, mixed, pass.norm(mixed_norm), hidden)?,
+            None if out.is_partial => return out.forward_add_normed(scope, mixed, hidden, norm, &mut normed),
+            None => out.forward_add(scope, mixed, hidden)?,
         }
-        out.forward_add(scope, mixed, hidden)?;
         scope.rms_norm_into(hidden, norm, &mut normed)
     }
 
@@ -183,6 +197,9 @@ impl Layer {
         match &self.mlp {
             Mlp::Gated(mlp) => {
                 let gated = mlp.gate(&scope, &normed)?;
+                if let Some(norm) = &self.result_norm {
+                    return mlp.down.forward_norm_add(&scope, &gated, pass.norm(norm), hidden).map(|()| false);
+                }
                 let Some(next) = next.filter(|_| mlp.down.is_partial) else {
                     return mlp.down.forward_add(&scope, &gated, hidden).map(|()| false);
                 };

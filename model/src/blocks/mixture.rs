@@ -5,6 +5,7 @@
 use bursar_kernels::{
     ActivationFormat, Activations, Backend, KernelError, RankShard, Scope, Tensor, Weight,
     ops::{
+        gate_mul::GateActivation,
         rms_norm::RmsNorm,
         rms_norm_route::Router,
         route::{EXPERTS_MAX, Routing, TOP_MAX},
@@ -192,7 +193,8 @@ impl SharedExpert {
     /// `name.shared_expert_gate`.
     fn claim(map: &mut WeightMap<'_>, name: &str, hidden: usize, width: RankShard) -> Result<Self, WeightError> {
         let names = ["gate", "up", "down"].map(|part| format!("{name}.shared_expert.{part}_proj"));
-        let mlp = GatedMlp::claim(map, names.each_ref().map(String::as_str), (hidden, width), false)?;
+        let names = names.each_ref().map(String::as_str);
+        let mlp = GatedMlp::claim(map, names, (hidden, width), false, GateActivation::Silu)?;
         let gate = map.unquantized_linear(&[(&format!("{name}.shared_expert_gate"), 1.into())], hidden)?;
         Ok(SharedExpert { mlp, gate })
     }
@@ -205,7 +207,7 @@ impl SharedExpert {
         scope: &'s Scope<'_, B>,
         normed: &Activations<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let gated = self.mlp.gate_up.forward_gated(scope, normed, ActivationFormat::PLAIN)?;
+        let gated = self.mlp.gate_as(scope, normed, ActivationFormat::PLAIN)?;
         let mut gated = gated.plain.expect("the plain format was requested");
         let scope = scope.scope();
         let gate = self.gate.forward(&scope, normed)?; // [rows, 1]

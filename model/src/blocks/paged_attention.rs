@@ -89,7 +89,7 @@ impl PagedAttention {
         // YaRN multiplies the rotated elements of queries and keys by a factor. If RoPE rotates all
         // elements, the scores are multiplied by the square of the factor instead. Otherwise, the
         // weights of the norms before the rotation include the factor.
-        let factor = config.rope_scaling.attention_factor();
+        let factor = config.rope_of(index).1.attention_factor();
         let scaled = (config.rotary_dim < head_dim && factor != 1.0).then_some(NormScaling {
             elements: config.rotary_dim,
             weight_offset: config.norm_offset,
@@ -117,7 +117,7 @@ impl PagedAttention {
             out: map.linear(&part("o_proj"), hidden, query_rows, config.biases.out)?,
             heads: share.heads.count,
             has_gate: config.output_gate,
-            scale: (head_dim as f32).powf(-0.5) * score_factor,
+            scale: config.attention_scale * score_factor,
             window: config.window(index),
         })
     }

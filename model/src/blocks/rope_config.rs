@@ -4,7 +4,12 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{config_error::ConfigError, config_keys, rope_scaling::RopeScaling};
+use super::{
+    config_error::ConfigError,
+    config_keys,
+    rope_scaling::RopeScaling,
+    sliding_window::{FULL, SLIDING},
+};
 
 #[derive(Debug, Default, PartialEq)]
 pub struct RopeConfig {
@@ -18,13 +23,14 @@ pub struct RopeConfig {
     pub partial: Option<f64>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct Outer {
     rope_theta: f64,
     rope_scaling: Option<Map<String, Value>>,
     rope_parameters: Option<Map<String, Value>>,
     max_position_embeddings: Option<usize>,
     partial_rotary_factor: Option<f64>,
+    rope_local_base_freq: Option<f64>,
 }
 
 #[derive(Default, Deserialize)]
@@ -80,25 +86,62 @@ impl RopeConfig {
     pub fn read(place: &str, fields: &Map<String, Value>, types: &[&str], more: &[&str]) -> Result<Self, ConfigError> {
         let outer: Outer = serde_json::from_value(fields.clone().into())?;
         let is_there = |rope: &Map<String, Value>| !rope.is_empty();
-        let scaling = outer.rope_scaling.filter(is_there).map(|rope| ("rope_scaling", rope));
-        let parameters = outer.rope_parameters.filter(is_there).map(|rope| ("rope_parameters", rope));
+        let scaling = outer.rope_scaling.clone().filter(is_there).map(|rope| ("rope_scaling", rope));
+        let parameters = outer.rope_parameters.clone().filter(is_there).map(|rope| ("rope_parameters", rope));
         let Some((name, rope)) = scaling.or(parameters) else {
             let partial = outer.partial_rotary_factor;
             return Ok(RopeConfig { theta: outer.rope_theta, partial, ..RopeConfig::default() });
         };
-        let place = format!("{place}{name}.");
+        RopeConfig::of(&format!("{place}{name}."), &rope, &outer, types, more)
+    }
+
+    /// Reads the settings of the layers with full attention and of the layers with a sliding
+    /// window, in this order. `rope_parameters` has an object for each kind. Older files have
+    /// `rope_theta` and `rope_scaling` for full attention, and `rope_local_base_freq` for the
+    /// others (transformers 5.17, `Gemma3TextConfig.convert_rope_params_to_dict`). `fields` must
+    /// have `rope_theta` and `rope_local_base_freq`, possibly from the defaults.
+    pub fn read_by_kind(place: &str, fields: &Map<String, Value>, types: &[&str]) -> Result<[Self; 2], ConfigError> {
+        let outer: Outer = serde_json::from_value(fields.clone().into())?;
+        let local = Outer { rope_theta: outer.rope_local_base_freq.unwrap_or(outer.rope_theta), ..outer.clone() };
+        let parameters = outer.rope_parameters.clone().unwrap_or_default();
+        let place_of = |key: &str| format!("{place}rope_parameters.{key}");
+        let is_unknown =
+            |key: &str, value: &Value| ![FULL, SLIDING].contains(&key) && !config_keys::is_neutral(key, value);
+        if let Some((key, value)) = parameters.iter().find(|(key, value)| is_unknown(key, value)) {
+            return Err(config_keys::unknown(&place_of(""), key, value));
+        }
+        let of_kind = |kind: &str| config_keys::part(&parameters, kind).map(|rope| rope.cloned().unwrap_or_default());
+        let (mut full, sliding) = (of_kind(FULL)?, of_kind(SLIDING)?);
+        let scaling = outer.rope_scaling.clone().filter(|scaling| !scaling.is_empty());
+        let full_place = if scaling.is_some() { format!("{place}rope_scaling.") } else { place_of("full_attention.") };
+        full.extend(scaling.into_iter().flatten());
+        Ok([
+            RopeConfig::of(&full_place, &full, &outer, types, &[])?,
+            RopeConfig::of(&place_of("sliding_attention."), &sliding, &local, types, &[])?,
+        ])
+    }
+
+    /// The settings of the object `rope`. `place` is its prefix in errors, `outer` has the fields
+    /// around it, and the other arguments are as for [`read`](Self::read).
+    fn of(
+        place: &str,
+        rope: &Map<String, Value>,
+        outer: &Outer,
+        types: &[&str],
+        more: &[&str],
+    ) -> Result<Self, ConfigError> {
         let inner: Inner = serde_json::from_value(rope.clone().into())?;
-        let kind = inner.kind(&place, types)?;
+        let kind = inner.kind(place, types)?;
         let own = SCALED.iter().find(|(name, _)| *name == kind).map_or(&[][..], |(_, keys)| keys);
         let is_read = |key: &str| ALWAYS.contains(&key) || own.contains(&key) || more.contains(&key);
         if let Some((key, value)) =
             rope.iter().find(|(key, value)| !is_read(key) && !config_keys::is_neutral(key, value))
         {
-            return Err(config_keys::unknown(&place, key, value));
+            return Err(config_keys::unknown(place, key, value));
         }
         Ok(RopeConfig {
             theta: inner.rope_theta.unwrap_or(outer.rope_theta),
-            scaling: inner.scaling(kind, &place, outer.max_position_embeddings)?,
+            scaling: inner.scaling(kind, place, outer.max_position_embeddings)?,
             sections: inner.mrope_section,
             interleaved: inner.mrope_interleaved,
             partial: inner.partial_rotary_factor.or(outer.partial_rotary_factor),

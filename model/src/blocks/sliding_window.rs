@@ -3,15 +3,14 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::config_error::ConfigError;
+use super::config_error::{ConfigError, HEAD_MAX};
 
 /// The layers of a decoder with a sliding window. A query at position `p` attends to the keys at
 /// the positions after `p - tokens`, up to and including `p` (transformers 5.17,
 /// `sliding_window_overlay` in `masking_utils.py`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
-    /// Number of keys that a query attends to, including its own. At least 1, and less than the
-    /// model's context.
+    /// Number of keys that a query attends to, including its own, at least 1.
     pub tokens: usize,
     /// `[layers]`: whether the layer has the window. At least one layer has it.
     pub is_in: Vec<bool>,
@@ -32,6 +31,10 @@ pub enum WindowRule {
     /// `layer_types` calls `sliding_attention`, or without `layer_types` all layers except the
     /// first `max_window_layers` (`configuration_qwen2.py`).
     PerLayer,
+    /// If `sliding_window` is a number: the layers that `layer_types` calls `sliding_attention`, or
+    /// without `layer_types` all layers except every `sliding_window_pattern`th
+    /// (`configuration_gemma3.py`).
+    Pattern,
 }
 
 #[derive(Deserialize)]
@@ -40,30 +43,33 @@ struct Fields {
     sliding_window: Option<usize>,
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
+    sliding_window_pattern: Option<usize>,
 }
 
-const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
+pub(super) const FULL: &str = "full_attention";
+pub(super) const SLIDING: &str = "sliding_attention";
 
 impl SlidingWindow {
     /// Reads the window from a file's fields, merged over the family's defaults. `place` is the
-    /// fields' prefix in errors. Returns `None` if no layer has a window, or if the window is not
-    /// shorter than `context_tokens`.
+    /// fields' prefix in errors. Returns `None` if no layer has a window. The window may be longer
+    /// than the model's context.
     pub fn read(
         place: &str,
         fields: &Map<String, Value>,
         rule: WindowRule,
-        [layers, context_tokens]: [usize; 2],
+        layers: usize,
     ) -> Result<Option<Self>, ConfigError> {
         let fields = Fields::deserialize(fields)?;
         let is_used = match rule {
             WindowRule::Never => false,
-            WindowRule::AllLayers => true,
+            WindowRule::AllLayers | WindowRule::Pattern => true,
             WindowRule::AllLayersIfUsed | WindowRule::PerLayer => fields.use_sliding_window == Some(true),
         };
         let window = fields.sliding_window.filter(|_| is_used);
         let is_in = match (rule, &fields.layer_types) {
-            (WindowRule::PerLayer, Some(types)) => types.iter().map(|kind| kind == SLIDING).collect(),
+            (WindowRule::PerLayer | WindowRule::Pattern, Some(types)) => {
+                types.iter().map(|kind| kind == SLIDING).collect()
+            }
             (WindowRule::PerLayer, None) if window.is_some() => {
                 let first = fields.max_window_layers.ok_or_else(|| ConfigError::Unsupported {
                     field: format!("{place}max_window_layers"),
@@ -71,6 +77,11 @@ impl SlidingWindow {
                     supported: "a number of layers",
                 })?;
                 (0..layers).map(|layer| layer >= first).collect()
+            }
+            (WindowRule::Pattern, None) => {
+                let pattern = fields.sliding_window_pattern.unwrap_or(6);
+                ConfigError::check_size("sliding_window_pattern", pattern, HEAD_MAX)?;
+                (1..=layers).map(|layer| !layer.is_multiple_of(pattern)).collect()
             }
             _ => vec![window.is_some(); layers],
         };
@@ -91,7 +102,7 @@ impl SlidingWindow {
             let (field, value) = (format!("{place}sliding_window"), "0".to_owned());
             return Err(ConfigError::Unsupported { field, value, supported: "null, or at least 1" });
         }
-        Ok((tokens < context_tokens && is_in.contains(&true)).then_some(SlidingWindow { tokens, is_in }))
+        Ok(is_in.contains(&true).then_some(SlidingWindow { tokens, is_in }))
     }
 
     /// Whether a layer has the window. The layer of a draft head, which comes after the decoder's
@@ -113,13 +124,14 @@ pub fn check_layer_types(types: &[String], layers: usize) -> Result<(), ConfigEr
 /// Refuses kinds of attention other than full and sliding. If the transformers class ignores
 /// `layer_types`, also refuses entries that contradict the attention that the class computes.
 fn check_kinds(place: &str, types: &[String], rule: WindowRule, is_in: &[bool]) -> Result<(), ConfigError> {
+    let is_listed = matches!(rule, WindowRule::PerLayer | WindowRule::Pattern);
     let kinds = is_in.iter().map(|is_in| if *is_in { SLIDING } else { FULL });
     match types.iter().zip(kinds).enumerate().find(|(_, (given, kind))| given != kind) {
         None => Ok(()),
         Some((layer, (given, kind))) => Err(ConfigError::Unsupported {
             field: format!("{place}layer_types[{layer}]"),
             value: given.clone(),
-            supported: if rule == WindowRule::PerLayer { "full_attention and sliding_attention" } else { kind },
+            supported: if is_listed { "full_attention and sliding_attention" } else { kind },
         }),
     }
 }

@@ -2,6 +2,7 @@
 //! another family.
 
 mod deepstack;
+pub mod gemma3;
 pub mod internvl;
 pub mod llama;
 mod mrope;

@@ -5,8 +5,8 @@
 //! *seam*: before a separator that is between two letters or digits, for example before the blank
 //! in "one two". The character before a blank may also be any other character except white space.
 //! All regular expressions with which byte-level tokenizers split text end a match at a seam, and
-//! no merge joins two matches. A SentencePiece vocabulary has no token with a blank after a letter,
-//! so no token spans a seam at a blank either.
+//! no merge joins two matches. A SentencePiece vocabulary has no token with a blank between two
+//! letters, so no token spans a seam at a blank either.
 
 use std::collections::HashMap;
 
@@ -36,6 +36,9 @@ pub(super) enum Seams {
 /// because names of special tokens contain it.
 const SEPARATORS: &str = " ,;:\"(<>/-=.|&，。、；：（";
 
+/// The spelling of a blank in SentencePiece vocabularies.
+const BLANK: char = '▁';
+
 impl Seams {
     /// Finds the seams at which a tokenizer's texts can be cut: the first candidate for which the
     /// pieces of sample texts have the same tokens as the whole texts. `added` has each added
@@ -48,7 +51,7 @@ impl Seams {
             [&separated, "The quick 12 foxes\nran 345 miles,  as of 2024.", "das ist gut", "世界，你好。再见"];
         let candidates: &[Seams] = match inner.get_pre_tokenizer() {
             Some(pre_tokenizer) if is_byte_level(pre_tokenizer) => &[Seams::Separators],
-            _ if vocabulary.keys().any(|token| has_inner_blank(token)) => &[],
+            _ if vocabulary.keys().any(|token| spans_seam(token)) => &[],
             _ => &[Seams::Blanks, Seams::BlanksReplaced],
         };
         candidates
@@ -87,7 +90,7 @@ impl Seams {
         match self {
             Seams::None => false,
             // A blank begins a match after any character.
-            _ if separator == ' ' => !last.is_whitespace() && next.is_alphanumeric(),
+            _ if separator == ' ' => !last.is_whitespace() && last != BLANK && next.is_alphanumeric(),
             Seams::Separators => SEPARATORS.contains(separator) && is_plain(last) && is_plain(next),
             Seams::Blanks | Seams::BlanksReplaced => false,
         }
@@ -118,9 +121,13 @@ fn is_byte_level(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     }
 }
 
-/// Whether a SentencePiece token has a blank, spelled `▁`, after another character.
-fn has_inner_blank(token: &str) -> bool {
-    token.trim_start_matches('▁').contains('▁')
+/// Whether a SentencePiece token may have a seam inside: a blank, spelled `▁`, after another
+/// character, and at the end of the token or before a letter or digit. Gemma's `>▁</` has no seam.
+fn spans_seam(token: &str) -> bool {
+    token.char_indices().filter(|(_, character)| *character == BLANK).any(|(at, blank)| {
+        let next = token[at + blank.len_utf8()..].chars().next();
+        at > 0 && !token[..at].ends_with(BLANK) && next.is_none_or(char::is_alphanumeric)
+    })
 }
 
 /// Whether `letter` is a letter or digit of a script whose letters are single characters.
@@ -177,5 +184,26 @@ impl<'a, F: Fn(usize, &str) -> usize> Iterator for Pieces<'a, F> {
             self.rest = self.rest.strip_prefix(' ').unwrap_or(self.rest);
         }
         Some(piece)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_spans_a_seam_if_a_word_may_begin_after_its_blank() {
+        for token in ["a▁", "a▁b", "▁a▁b", ">▁7", "▁▁a▁"] {
+            assert!(spans_seam(token), "{token}");
+        }
+        for token in [">▁</", "▁", "▁▁▁", "▁the", "the", "", "▁>▁</", "a▁▁"] {
+            assert!(!spans_seam(token), "{token}");
+        }
+    }
+
+    #[test]
+    fn a_literal_blank_sign_is_no_seam() {
+        assert!(Seams::Blanks.is_at("one two", 3));
+        assert!(!Seams::Blanks.is_at("▁ two", '▁'.len_utf8()));
     }
 }

@@ -1,7 +1,8 @@
 //! A projection: a matrix with or without a bias.
 
 use bursar_kernels::{
-    ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, ops::rms_norm::RmsNorm,
+    ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight,
+    ops::{gate_mul::GateActivation, rms_norm::RmsNorm},
 };
 
 /// `x @ weight^T + bias`.
@@ -32,14 +33,15 @@ impl Linear {
     }
 
     /// For a weight with the rows of gate followed by the rows of up: returns
-    /// `silu(gate(x)) * up(x)`, `[rows, out_features / 2]`, in `format`.
+    /// `activation(gate(x)) * up(x)`, `[rows, out_features / 2]`, in `format`.
     pub fn forward_gated<'s, 'a, B: Backend>(
         &'a self,
         scope: &'s Scope<'_, B>,
         x: impl Into<Activations<'a>>,
+        activation: GateActivation,
         format: ActivationFormat,
     ) -> Result<Activations<'s>, KernelError> {
-        scope.gated_linear_as(x, &self.weight, self.bias.as_ref(), format)
+        scope.gated_linear_as(x, &self.weight, self.bias.as_ref(), activation, format)
     }
 
     /// Like [`forward`](Linear::forward), with the result in `out` `[rows, out_features]`.
@@ -66,6 +68,25 @@ impl Linear {
         let scope = scope.scope();
         scope.all_reduce_add(&self.forward(&scope, x)?, sum)
     }
+
+    /// Like [`forward_add`](Linear::forward_add), but adds the norm of the result.
+    pub fn forward_norm_add<'a, B: Backend>(
+        &'a self,
+        scope: &Scope<'_, B>,
+        x: impl Into<Activations<'a>>,
+        norm: RmsNorm<'_>,
+        sum: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let out = self.forward(&scope, x)?;
+        if !self.is_partial {
+            return scope.rms_norm_add(&out, norm, sum);
+        }
+        let mut whole = scope.empty([out.rows(), out.columns()])?;
+        scope.all_reduce_into(&out, &mut whole)?;
+        scope.rms_norm_add(&whole, norm, sum)
+    }
+
     /// Like [`forward_add`](Linear::forward_add) for a partial result, but also writes the norm of
     /// the sum to `normed` `[rows, out_features]`.
     pub fn forward_add_normed<'a, B: Backend>(

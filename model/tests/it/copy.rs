@@ -23,6 +23,8 @@ pub const QWEN2_VL: &str = "tests/golden/qwen2_vl";
 pub const QWEN3_VL: &str = "tests/golden/qwen3_vl";
 pub const QWEN3_MOE: &str = "tests/golden/qwen3_moe";
 pub const QWEN3_VL_MOE: &str = "tests/golden/qwen3_vl_moe";
+pub const GEMMA3_TEXT: &str = "tests/golden/gemma3_text";
+pub const GEMMA3: &str = "tests/golden/gemma3";
 pub const INTERNVL: &str = "tests/golden/internvl";
 pub const INTERNVL_CHAT: &str = "tests/golden/internvl_chat";
 

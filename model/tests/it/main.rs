@@ -18,6 +18,7 @@ mod fp8_cache;
 mod fp8_experts;
 mod fp8_schemes;
 mod fp8_weights;
+mod gemma3;
 mod gguf;
 mod gguf_blocks;
 mod gguf_hybrids;

@@ -36,7 +36,7 @@ fn opened(random: RandomCheckpoint) -> Checkpoint {
 /// values. The bytes are `total_size` in each `model.safetensors.index.json`, or twice the
 /// published number of parameters if a tied head is stored too. The rows after `qwq-32b` are
 /// published counts quoted from memory, without a second check.
-const RELEASED: [(&str, u64, [usize; 3]); 39] = [
+const RELEASED: [(&str, u64, [usize; 3]); 44] = [
     ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
     ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
     ("qwen2.5-vl-32b", 66_905_436_672, [64, 8, 128]),
@@ -76,7 +76,15 @@ const RELEASED: [(&str, u64, [usize; 3]); 39] = [
     ("smollm2-360m", 2 * 361_821_120, [32, 5, 64]),
     ("smollm2-1.7b", 2 * 1_711_376_384, [24, 32, 64]),
     ("mistral-7b-v0.3", 14_496_047_104, [32, 8, 128]),
+    ("gemma-3-270m", 2 * 268_098_176, [3, 1, 256]),
+    ("gemma-3-1b", 2 * 999_885_952, [4, 1, 256]),
+    ("gemma-3-4b", 2 * (4_300_079_472 - SIGLIP - 2_950_272), [6, 4, 256]),
+    ("gemma-3-12b", 2 * (12_187_325_040 - SIGLIP - 4_424_832), [10, 8, 256]),
+    ("gemma-3-27b", 2 * (27_432_406_640 - SIGLIP - 6_194_304), [13, 16, 128]),
 ];
+
+/// Parameters of Gemma 3's vision tower, which is not read, as the projector after it.
+const SIGLIP: u64 = 416_866_032;
 
 /// Parameters in billions as given in the papers (arXiv 2504.10479 and 2508.18265, table 1 of each,
 /// rounded), followed by layers, heads and elements per head of keys and values.

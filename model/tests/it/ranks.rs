@@ -32,7 +32,7 @@ const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 /// Checkpoints with the maximum number of ranks that divides their heads.
-const FOLDERS: [(&str, usize); 15] = [
+const FOLDERS: [(&str, usize); 17] = [
     (QWEN2, 2),
     ("tests/golden/qwen3", 2),
     ("tests/golden/qwen3_yarn", 2),
@@ -40,6 +40,8 @@ const FOLDERS: [(&str, usize); 15] = [
     ("tests/golden/llama_biased", 4),
     ("tests/golden/mistral", 4),
     ("tests/golden/qwen2_windowed", 2),
+    ("tests/golden/gemma3_text", 4),
+    ("tests/golden/gemma3", 4),
     (QWEN3_MOE, 2),
     ("tests/golden/qwen3_moe_sparse", 2),
     (QWEN2_5_VL, 2),

@@ -50,6 +50,8 @@ const FP8: [&str; 4] = [
     "tests/golden/qwen3_fp8_modelopt",
     "tests/golden/qwen3_moe_fp8",
 ];
+/// Checkpoints whose layers normalize the results of attention and of the MLP.
+const GEMMA: [&str; 2] = ["tests/golden/gemma3_text", "tests/golden/gemma3"];
 const LLAMA: &str = "tests/golden/llama_biased";
 const DEMO: &str = "model/demo/checkpoint";
 
@@ -232,6 +234,12 @@ fn every_worst_case_of_qwen3_takes_its_planned_memory() {
 #[test]
 fn every_worst_case_of_mixtures_takes_its_planned_memory() {
     MIXTURES.into_iter().for_each(every_worst_case_takes_its_planned_memory);
+}
+
+#[test]
+fn every_worst_case_of_gemma_takes_its_planned_memory() {
+    GEMMA.into_iter().for_each(|folder| every_worst_case(folder, CacheFormat::Plain, |_, _, _, _| {}));
+    bench::on_ranks(4, |cpu| every_worst_case_on(cpu, GEMMA[0], CacheFormat::Plain, |_, _, _, _| {}));
 }
 
 #[test]

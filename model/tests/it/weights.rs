@@ -150,7 +150,8 @@ fn an_unknown_architecture_is_refused_with_the_supported_list() {
          Qwen2_5_VLForConditionalGeneration, Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, \
          Qwen3VLMoeForConditionalGeneration, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration, \
          Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, \
-         LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, InternVLChatModel"
+         LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, InternVLChatModel, \
+         Gemma3ForCausalLM, Gemma3ForConditionalGeneration"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("falcon")).error();
@@ -173,7 +174,10 @@ fn inconsistent_configurations_are_refused_with_both_numbers() {
         "config.json: 14 query heads cannot be divided among 4 key heads"
     );
     assert_eq!(text("head_dim", json!(63)), "config.json: a head of 63 elements cannot be rotated in pairs");
-    assert_eq!(text("hidden_act", json!("gelu")), "config.json: hidden_act is gelu; supported: silu");
+    assert_eq!(
+        text("hidden_act", json!("gelu")),
+        "config.json: hidden_act is gelu; supported: silu and gelu_pytorch_tanh"
+    );
     // Ids 372 to 375 are added tokens.
     let vocabulary = |rows: usize| {
         let few = Copy::of(QWEN2).set("config.json", &["vocab_size"], json!(rows));

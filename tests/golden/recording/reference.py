@@ -87,7 +87,7 @@ def norms_in_f64(model):
         if kind.endswith("RMSNormGated"):
             module.forward = gated.__get__(module)
         elif kind.endswith("RMSNorm"):
-            module.forward = (zero_centered if kind.startswith("Qwen3_5") else plain).__get__(module)
+            module.forward = (zero_centered if kind.startswith(("Qwen3_5", "Gemma3")) else plain).__get__(module)
 
 
 class Reference:

@@ -101,7 +101,7 @@ def large_m_rows(operation, kind, rows, columns, gap):
     """The name and launch of `quantize_large_m.cu` for these rows, as in `quantize.rs`. Returns None if
     `quantize_large_m.cu` does not support them."""
     vectors, most = columns // FP8.VECTOR, FP8.THREADS_MAX
-    if rows <= processors() or gap % FP8.VECTOR:
+    if rows <= processors() or gap % FP8.VECTOR or operation == "gelu_mul_rounded":
         return None
     if operation != "rms_norm_rounded" and 2 * most < vectors <= FP8.LONG_HELD * FP8.LONGER_THREADS_MAX:
         threads = divide_up(divide_up(vectors, FP8.LONG_HELD), 32) * 32
@@ -115,10 +115,10 @@ def large_m_rows(operation, kind, rows, columns, gap):
 
 
 def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="quantize", odd=False):
-    """`quantize`, `rms_norm_rounded` or `silu_mul_rounded`. `gap` elements lie between rows."""
+    """`quantize`, `rms_norm_rounded`, `silu_mul_rounded` or `gelu_mul_rounded`. `gap` elements lie between rows."""
     if file == "quantize" and operation == "silu_mul_rounded" and rows * FP8.GATE_BLOCKS <= 4 * processors():
         operation = "silu_mul_rounded_small_m"
-    is_gate = operation.startswith("silu_mul")
+    is_gate, is_gelu = "_mul_" in operation, operation.startswith("gelu")
     width = 2 * columns if is_gate else columns
     x = (torch.randn(rows, width + gap, device="cuda") * torch.rand(rows, 1, device="cuda") * 4).to(dtype)[:, :width]
     x[rows // 2, : columns // 2] = 0
@@ -143,7 +143,8 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="qu
         if operation == "rms_norm_rounded":
             return numbers * (numbers.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
         if is_gate:
-            return functional.silu(numbers[:, :columns]) * numbers[:, columns:]
+            unit = functools.partial(functional.gelu, approximate="tanh") if is_gelu else functional.silu
+            return unit(numbers[:, :columns]) * numbers[:, columns:]
         return numbers
 
     size = 2 * rows * width + rows * columns * (3 if plain else 1)
@@ -319,13 +320,13 @@ SHAPES_7B = {"qkv": (4608, 3584), "o": (3584, 3584), "gate and up": (37888, 3584
 
 def check(table):
     for dtype, kind, (rows, columns) in itertools.product(LIMITS, KINDS, [(3, 3584), (1, 16), (5, 144), (2, 18944), (4, 40000), (99, 1040)]):
-        for operation, plain in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded"], [False, True]):
+        for operation, plain in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded", "gelu_mul_rounded"], [False, True]):
             for gap in (0, 1):
                 if operation == "quantize" and plain:
                     continue
                 table.check(operation, f"{kind}, {rows} x {columns}, gap {gap}", rounding(operation, kind, rows, columns, dtype, gap, plain))
     for dtype, kind, (rows, columns) in itertools.product(LIMITS, KINDS, [(133, 16), (700, 768), (1500, 3584), (300, 5128), (201, 14784), (600, 18944), (530, 27648), (529, 32768)]):
-        for operation, plain in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded"], [False, True]):
+        for operation, plain in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded", "gelu_mul_rounded"], [False, True]):
             if operation != "quantize" or not plain:
                 table.check(operation, f"large_m, {kind}, {rows} x {columns}", rounding(operation, kind, rows, columns, dtype, 8, plain))
     for dtype, kind, rows in itertools.product(LIMITS, KINDS, [8, 700]):
@@ -334,7 +335,7 @@ def check(table):
         table.check("transpose_scales", f"{rows} x {groups}, {blocks} blocks", transposition(rows, groups, blocks))
     for target in ("sm_75", "sm_80"):
         for dtype, kind, (rows, columns) in itertools.product(OLDER[target], KINDS, [(3, 3584), (1, 16), (2, 18944), (99, 1040)]):
-            for operation, gap in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded"], [0, 1]):
+            for operation, gap in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded", "gelu_mul_rounded"], [0, 1]):
                 case = rounding(operation, kind, rows, columns, dtype, gap, operation != "quantize", f"quantize.{target}.ptx")
                 table.check(operation, f"{target}, {kind}, {rows} x {columns}, gap {gap}", case)
     ways = [(False, False, None), (True, False, None), (True, True, None), (False, True, torch.float32), (True, False, torch.float32)]

@@ -43,6 +43,24 @@ def rms_norm(rows, hidden, kind, gap=0):
     )
 
 
+def rms_norm_add(rows, hidden, kind, gap=0):
+    """Each run adds the norm to a copy of the same rows."""
+    x, weight = random_rows(rows, hidden, gap, kind), torch.randn(hidden, device="cuda", dtype=kind)
+    total, kernel = Output((rows, hidden), kind, gap), Kernel("rms_norm", f"rms_norm_add_{ENDINGS[kind]}")
+    before = torch.randn(rows, hidden, device="cuda", dtype=kind)
+
+    def run():
+        total.tensor.copy_(before)
+        kernel(*norm_shape(rows, hidden), x, x.stride(0), weight, rows, hidden, EPSILON, 1.0, total.tensor, total.tensor.stride(0))
+
+    return Case(
+        run=run,
+        error=lambda: total.error(before.double() + normed(x, weight.double() + 1)),
+        limit=LIMITS[kind],
+        bytes=5 * kind.itemsize * rows * hidden,
+    )
+
+
 def layer_normed(x, weight, bias):
     return functional.layer_norm(x.double(), weight.shape, weight.double(), bias.double(), EPSILON)
 
@@ -63,17 +81,22 @@ def gate_shape(rows, features):
     return (rows, divide_up(features, 2048 if rows < 128 else 4096)), (contract("gate").THREADS,)
 
 
-def silu_mul(rows, features, kind, gap=0):
+def silu_mul(rows, features, kind, gap=0, operation="silu_mul"):
     gate_up = random_rows(rows, 2 * features, gap, kind)
-    out, kernel = Output((rows, features), kind), Kernel("silu_mul", f"silu_mul_{ENDINGS[kind]}")
+    out, kernel = Output((rows, features), kind), Kernel("silu_mul", f"{operation}_{ENDINGS[kind]}")
+    unit = functional.silu if operation == "silu_mul" else FORMS["gelu_tanh"]
     gate, up = gate_up[:, :features], gate_up[:, features:]
     return Case(
         run=lambda: kernel(*gate_shape(rows, features), gate_up, gate_up.stride(0), features, out.tensor),
-        error=lambda: out.error(functional.silu(gate.double()) * up.double()),
+        error=lambda: out.error(unit(gate.double()) * up.double()),
         limit=LIMITS[kind],
         bytes=3 * kind.itemsize * rows * features,
-        baselines={"torch": lambda: functional.silu(gate) * up},
+        baselines={"torch": lambda: unit(gate) * up},
     )
+
+
+def gelu_mul(rows, features, kind, gap=0):
+    return silu_mul(rows, features, kind, gap, "gelu_mul")
 
 
 FORMS = {
@@ -256,6 +279,21 @@ def embed(tokens, hidden, kind, vocabulary, is_odd=False):
     )
 
 
+def embed_scaled(tokens, hidden, kind, vocabulary):
+    table, ids = embedding_table(vocabulary, hidden, kind), torch.randint(vocabulary, (tokens,), device="cuda")
+    scale = torch.tensor(hidden**0.5).to(kind).item()
+    out, kernel = Output((tokens, hidden), kind), Kernel("embed", f"embed_scaled_{ENDINGS[kind]}")
+    sent, chosen = unsigned(ids), unsigned(torch.zeros(1, dtype=torch.long, device="cuda"))
+    return Case(
+        run=lambda: kernel(
+            (tokens,), (COPY_THREADS,), table, 0, vocabulary, vocabulary, hidden, sent, chosen, 1, out.tensor, scale),
+        error=lambda: out.error(table[ids].double() * scale),
+        limit=LIMITS[kind],
+        bytes=2 * kind.itemsize * tokens * hidden,
+        baselines={"torch": lambda: functional.embedding(ids, table) * scale},
+    )  # fmt: skip
+
+
 def gather_rows(chosen, columns, kind, gap=0, is_odd=False):
     x, rows = random_rows(2 * chosen, columns, gap, kind), torch.randperm(2 * chosen, device="cuda")[:chosen]
     sent, out, kernel = rows.clone(), Output((chosen, columns), kind), Kernel("gather_rows", "gather_rows")
@@ -342,11 +380,11 @@ def copy(rows, columns, kind):
 
 def check(table):
     for kind in (torch.bfloat16, torch.float16):
-        for operation in (rms_norm, layer_norm):
+        for operation in (rms_norm, rms_norm_add, layer_norm):
             for rows, hidden, gap in ((1, 3584, 0), (33, 61, 0), (33, 61, 3), (129, 1280, 8), (7, 8192, 0), (5, 9000, 0),
                                       (5, 20000, 8), (1300, 3584, 1), (3, 16, 0), (3, 5, 0)):  # fmt: skip
                 table.check(operation.__name__, f"{rows} x {hidden} + {gap}", operation(rows, hidden, kind, gap))
-        for operation in (silu_mul, gelu, gelu_tanh, gelu_quick):
+        for operation in (silu_mul, gelu_mul, gelu, gelu_tanh, gelu_quick):
             for rows, columns, gap in ((3, 18944, 0), (65, 3420, 0), (200, 3420, 0), (9, 61, 3), (1, 2048, 8)):
                 table.check(operation.__name__, f"{rows} x {columns} + {gap}", operation(rows, columns, kind, gap))
         for tokens, heads, kv_heads, head_dim, sections, gap in (
@@ -370,6 +408,7 @@ def check(table):
                         rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, interleaved, kind, gap, is_e4m3=True))  # fmt: skip
         for tokens, hidden, vocabulary in ((257, 3584, 1000), (33, 61, 300), (9, 40, 77)):
             table.check("embed", f"{tokens} x {hidden}", embed(tokens, hidden, kind, vocabulary, is_odd=True))
+            table.check("embed_scaled", f"{tokens} x {hidden}", embed_scaled(tokens, hidden, kind, vocabulary))
         for operation in (gather_rows, copy_rows, scatter_rows, add_rows):
             for rows, columns, gap in ((70, 1280, 0), (33, 61, 0), (33, 61, 5), (9, 3584, 8), (12, 5124, 4)):
                 table.check(operation.__name__, f"{rows} x {columns} + {gap}",
@@ -381,6 +420,7 @@ def measure(table):
     table.row("torch's copy", "64 MiB", lambda: copy(8192, 4096, kind))
     timed = (
         (rms_norm, f"{hidden:,} columns", (hidden, kind)),
+        (rms_norm_add, f"{hidden:,} columns, with the copy", (hidden, kind)),
         (layer_norm, f"{hidden:,} columns", (hidden, kind)),
         (rotary_kv_write, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
         (rotary_kv_write_e4m3, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
@@ -388,10 +428,12 @@ def measure(table):
         (rotary_kv_write_normed, "32:8 heads of 128", (32, 8, 128, (24, 20, 20, 0), kind)),
         (rotary, "32 heads of 80", (32, 80, VISION, kind, 1280)),
         (silu_mul, f"{features:,} features", (features, kind)),
+        (gelu_mul, "6,912 features", (6912, kind)),
         (gelu, f"{features:,} columns", (features, kind)),
         (gelu_tanh, "4,304 columns", (4304, kind)),
         (gelu_quick, "4,096 columns", (4096, kind)),
         (embed, f"{hidden:,} columns", (hidden, kind, 152_064)),
+        (embed_scaled, f"{hidden:,} columns", (hidden, kind, 152_064)),
         (gather_rows, f"{hidden:,} columns", (hidden, kind)),
         (scatter_rows, f"{hidden:,} columns", (hidden, kind)),
         (add_rows, "4,096 columns", (4096, kind, 8192)),

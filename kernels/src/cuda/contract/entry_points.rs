@@ -6,54 +6,13 @@ use super::sizes::{
     ByHeadDim, ByHopperHeadDim, ByPackedHeadDim, BySmallMRows, GATED_WIDTHS, HeadDim, HopperHeadDim, PLACES,
     PackedHeadDim, SmallMRows, TILED_ROWS,
 };
+use super::sources::{
+    ALL_REDUCE, ATTENTION_PREFILL, ATTENTION_PREFILL_HOPPER, DEQUANTIZE_INT4, EXPERTS, EXPERTS_LARGE_M,
+    EXPERTS_LARGE_M_E4M3, EXPERTS_SMALL_M, EXPERTS_SMALL_M_E4M3, GATED_DELTA, GELU, GEMM_INT4, GEMM_LARGE_M,
+    GEMM_LARGE_M_E4M3, GEMM_SMALL_M, GEMM_SMALL_M_E4M3, GEMM_SMALL_M_INT4, GEMM_TILED_E4M3, LAYER_NORM, QUANTIZE,
+    QUANTIZE_LARGE_M, RMS_NORM, ROTARY, ROUTE, SAMPLING, SIGMOID_MUL, SILU_MUL, Source, in_order, waiting,
+};
 use crate::{DType, QuantizationScheme, StateDtype};
-
-/// A source file in `kernels/cuda`.
-#[derive(Clone, Copy)]
-struct Source {
-    name: &'static str,
-    /// `true` if the kernel may start before the preceding kernel has ended. Such a kernel waits
-    /// for the preceding kernel on the device.
-    waits: bool,
-}
-
-/// A source whose kernels wait for the preceding kernel on the device (`include/kernel_order.cuh`).
-/// These kernels may start before the preceding kernel has ended.
-const fn waiting(name: &'static str) -> Source {
-    Source { name, waits: true }
-}
-
-/// A source whose kernels must not start before the preceding kernel has ended.
-const fn in_order(name: &'static str) -> Source {
-    Source { name, waits: false }
-}
-
-const ALL_REDUCE: Source = waiting("all_reduce");
-const ATTENTION_PREFILL: Source = in_order("attention_prefill");
-const ATTENTION_PREFILL_HOPPER: Source = in_order("attention_prefill_hopper");
-const EXPERTS: Source = waiting("experts");
-const EXPERTS_SMALL_M: Source = waiting("experts_small_m");
-const EXPERTS_SMALL_M_E4M3: Source = waiting("experts_small_m_e4m3");
-const EXPERTS_LARGE_M: Source = waiting("experts_large_m");
-const EXPERTS_LARGE_M_E4M3: Source = waiting("experts_large_m_e4m3");
-const GATED_DELTA: Source = waiting("gated_delta");
-const GELU: Source = waiting("gelu");
-const LAYER_NORM: Source = waiting("layer_norm");
-const GEMM_TILED_E4M3: Source = in_order("gemm_tiled_e4m3");
-const GEMM_SMALL_M: Source = waiting("gemm_small_m");
-const GEMM_SMALL_M_E4M3: Source = waiting("gemm_small_m_e4m3");
-const DEQUANTIZE_INT4: Source = waiting("dequantize_int4");
-const GEMM_INT4: Source = waiting("gemm_int4");
-const GEMM_SMALL_M_INT4: Source = waiting("gemm_small_m_int4");
-const GEMM_LARGE_M: Source = waiting("gemm_large_m");
-const GEMM_LARGE_M_E4M3: Source = waiting("gemm_large_m_e4m3");
-const QUANTIZE: Source = waiting("quantize");
-const QUANTIZE_LARGE_M: Source = waiting("quantize_large_m");
-const RMS_NORM: Source = waiting("rms_norm");
-const ROTARY: Source = waiting("rotary");
-const ROUTE: Source = waiting("route");
-const SAMPLING: Source = in_order("sampling");
-const SIGMOID_MUL: Source = waiting("sigmoid_mul");
 
 /// An entry point under the name that it has in the compiled code.
 pub(in crate::cuda) struct EntryPoint {
@@ -87,6 +46,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     /// `None` for head dimensions that have no such kernel.
     pub attention_windows: ByPackedHeadDim<Option<F>>,
     pub embed: F,
+    pub embed_scaled: F,
     pub experts: F,
     pub fill_random: F,
     pub fill_random_quantized: F,
@@ -94,6 +54,8 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub gated_experts: F,
     pub gather_rows: F,
     pub gelu: F,
+    pub gelu_mul: F,
+    pub gelu_mul_rounded: F,
     pub gelu_tanh: F,
     pub gelu_quick: F,
     pub layer_norm: F,
@@ -105,6 +67,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub position_grid: F,
     pub quantize: F,
     pub rms_norm: F,
+    pub rms_norm_add: F,
     pub rms_norm_rounded: F,
     pub rotary: F,
     pub rotary_kv_write: F,
@@ -308,6 +271,7 @@ impl<F> EntryPoints<F> {
             attention_paged: all.by_head_dim(ATTENTION_PREFILL, "attention_paged")?,
             attention_windows: all.of_windows(ATTENTION_PREFILL, "attention_windows")?,
             embed: all.typed(waiting("embed"), "embed")?,
+            embed_scaled: all.typed(waiting("embed"), "embed_scaled")?,
             experts: all.typed(EXPERTS, "experts")?,
             fill_random: all.typed(in_order("fill_random"), "fill_random")?,
             fill_random_quantized: all.named(in_order("fill_random"), "fill_random_e4m3")?,
@@ -315,6 +279,8 @@ impl<F> EntryPoints<F> {
             gated_experts: all.typed(EXPERTS, "gated_experts")?,
             gather_rows: all.named(waiting("gather_rows"), "gather_rows")?,
             gelu: all.typed(GELU, "gelu")?,
+            gelu_mul: all.typed(SILU_MUL, "gelu_mul")?,
+            gelu_mul_rounded: all.typed(QUANTIZE, "gelu_mul_rounded")?,
             gelu_tanh: all.typed(GELU, "gelu_tanh")?,
             gelu_quick: all.typed(GELU, "gelu_quick")?,
             layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
@@ -324,6 +290,7 @@ impl<F> EntryPoints<F> {
             position_grid: all.typed(waiting("position_grid"), "position_grid")?,
             quantize: all.typed(QUANTIZE, "quantize")?,
             rms_norm: all.typed(RMS_NORM, "rms_norm")?,
+            rms_norm_add: all.typed(RMS_NORM, "rms_norm_add")?,
             rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
             rotary: all.typed(ROTARY, "rotary")?,
             rotary_kv_write: all.typed(ROTARY, "rotary_kv_write")?,
@@ -337,7 +304,7 @@ impl<F> EntryPoints<F> {
             sample_gather: all.named(SAMPLING, "sample_gather_f32")?,
             sample_choose: all.named(SAMPLING, "sample_choose_f32")?,
             scatter_rows: all.named(waiting("scatter_rows"), "scatter_rows")?,
-            silu_mul: all.typed(waiting("silu_mul"), "silu_mul")?,
+            silu_mul: all.typed(SILU_MUL, "silu_mul")?,
             silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
             states: States::find(&mut all)?,
             hopper: if hopper { Some(HopperEntryPoints::find(&mut all)?) } else { None },

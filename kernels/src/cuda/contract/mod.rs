@@ -14,6 +14,7 @@ mod header;
 mod numbers;
 mod row_numbers;
 mod sizes;
+mod sources;
 
 pub(super) use entry_points::{
     EntryPoint, EntryPoints, Experts, Generation, HopperEntryPoints, Int4, PagedHopper, QuantizedCache,

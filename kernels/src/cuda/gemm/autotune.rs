@@ -28,7 +28,10 @@ use super::{
     tiles::Cut,
     transposed_scales,
 };
-use crate::{Activations, DType, KernelError, SCALE_BLOCK, Shape, Tensor, Weight, calls};
+use crate::{
+    Activations, DType, KernelError, SCALE_BLOCK, Shape, Tensor, Weight,
+    calls::{self, GateActivation},
+};
 
 /// Row counts to measure. Up to 64, these are 1 and the row counts that this project's kernels are
 /// compiled for. A row count in between runs the kernel of the next larger count and takes equally
@@ -347,10 +350,11 @@ impl<'t> Trial<'t> {
                 out: gate_up.view(),
             },
         )?;
-        elementwise::silu_mul(
+        elementwise::gate_mul(
             self.cuda,
-            calls::SiluMul {
+            calls::GateMul {
                 gate_up: gate_up.view(),
+                activation: GateActivation::Silu,
                 out: Activations::of_plain(out.column_range(0..out_features / 2)),
             },
         )

@@ -12,7 +12,10 @@ use super::{
     planning,
     problem::{GemmOperands, GemmProblem},
 };
-use crate::{KernelError, Quantization, QuantizedRows, Tensor, calls};
+use crate::{
+    KernelError, Quantization, QuantizedRows, Tensor,
+    calls::{self, GateActivation},
+};
 
 pub(in super::super) fn linear(cuda: &Cuda, call: calls::Linear<'_>) -> Result<(), KernelError> {
     let no_kernel = || KernelError::NoKernel { op: "linear" };
@@ -34,8 +37,13 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
             out: call.gate_up.view(),
         };
         linear(cuda, ungated)?;
-        elementwise::silu_mul(cuda, calls::SiluMul { gate_up: call.gate_up.view(), out: call.out.view() })
+        let (gate_up, activation, out) = (call.gate_up.view(), call.activation, call.out.view());
+        elementwise::gate_mul(cuda, calls::GateMul { gate_up, activation, out })
     };
+    // The fused kernels compute SiLU.
+    if call.activation != GateActivation::Silu {
+        return unfused();
+    }
     let features = call.weight.rows() / 2;
     let compute = |out: &Tensor<'_>, output: Output<'_>| {
         let problem = GemmProblem { gates: true, ..operands.problem(call.bias.as_ref(), out) };

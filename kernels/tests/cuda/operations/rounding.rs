@@ -2,7 +2,10 @@
 //! few rows, and a fused operation and the two operations that it combines.
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{ops::rms_norm::RmsNorm, *};
+use bursar_kernels::{
+    ops::{gate_mul::GateActivation, rms_norm::RmsNorm},
+    *,
+};
 
 use super::{
     gpu,
@@ -37,7 +40,8 @@ fn quantized_rows(
     let format = ActivationFormat::of(Some(quantization));
     let made = match operation {
         "rms_norm" => scope.rms_norm_as(x, RmsNorm { weight_offset: 0.5, ..RmsNorm::new(weight, 1e-6) }, format)?,
-        "silu_mul" => scope.silu_mul_as(x, format)?,
+        "silu_mul" => scope.gate_mul_as(x, GateActivation::Silu, format)?,
+        "gelu_mul" => scope.gate_mul_as(x, GateActivation::GeluTanh, format)?,
         _ => scope.quantize(x, quantization)?,
     };
     let quantized = made.quantized.as_ref().expect("the quantized output was requested");
@@ -56,13 +60,14 @@ fn rounding_many_rows_gives_the_bits_of_smaller_batches() {
         // thread blocks or one.
         let (long, most) = (4 * sms + 2, sms.min(100));
         let sizes = [(sms + 1, 16), (300, 3584), (201, 5128), (long, 8208), (long, 20_488)];
-        for ((rows, columns), operation) in
-            sizes.into_iter().flat_map(|size| ["quantize", "rms_norm", "silu_mul"].map(|operation| (size, operation)))
+        for ((rows, columns), operation) in sizes
+            .into_iter()
+            .flat_map(|size| ["quantize", "rms_norm", "silu_mul", "gelu_mul"].map(|operation| (size, operation)))
         {
             if operation == "rms_norm" && rows == long {
                 continue;
             }
-            let width = if operation == "silu_mul" { 2 * columns } else { columns };
+            let width = if operation.ends_with("_mul") { 2 * columns } else { columns };
             let mut numbers = Random::new(21).floats(rows * width);
             numbers[width..2 * width].fill(0.0);
             numbers[5] = f32::NAN;

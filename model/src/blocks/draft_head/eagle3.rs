@@ -83,7 +83,7 @@ impl Eagle3Head {
         let attention = PagedAttention::claim_rest(map, &attention, layer, &share, 0, qkv?)?;
         let mlp = ["gate", "up", "down"].map(|part| of_layer(&format!("mlp.{part}_proj")));
         let mlp = mlp.each_ref().map(String::as_str);
-        let mlp = GatedMlp::claim(map, mlp, (hidden, share.intermediate), layer.biases.mlp)?;
+        let mlp = GatedMlp::claim(map, mlp, (hidden, share.intermediate), layer.biases.mlp, layer.activation)?;
         let mut norm = |name: String| map.tensor(&format!("{name}.weight"), [hidden]);
         Ok(Eagle3Head {
             combine,

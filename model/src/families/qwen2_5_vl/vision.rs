@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
-    ops::{attention_packed::PackedSequences, gelu::Gelu, rms_norm::RmsNorm, rotary::Rope},
+    ops::{attention_packed::PackedSequences, gate_mul::GateActivation, gelu::Gelu, rms_norm::RmsNorm, rotary::Rope},
 };
 
 use super::{
@@ -167,6 +167,7 @@ impl Layer {
                 ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
                 (hidden, intermediate.into()),
                 true,
+                GateActivation::Silu,
             )?,
         })
     }

@@ -1,0 +1,174 @@
+//! Gemma 3: the settings of its two file formats, its defaults, the settings that are refused, and
+//! the parts of its layers that other families lack. `golden_text_families.rs` compares its logits
+//! with logits of transformers.
+
+use bursar_kernels::{Target, ops::gate_mul::GateActivation};
+use bursar_model::{
+    Model,
+    blocks::DecoderConfig,
+    flow::{Grid, LayoutError, MediaGrid},
+    registry::FamilyConfig,
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    bench::{Bench, Case, alone, relative_error},
+    common::golden_json,
+    copy::{Copy, GEMMA3, GEMMA3_TEXT},
+};
+
+const CPU: Target = Target::Cpu { threads: 2 };
+const CONFIG: &str = "config.json";
+/// The type of each layer of `gemma3_text`.
+const KINDS: [&str; 7] = [SLIDING, SLIDING, SLIDING, SLIDING, SLIDING, FULL, SLIDING];
+const SLIDING: &str = "sliding_attention";
+const FULL: &str = "full_attention";
+
+fn read(copy: &Copy) -> Result<DecoderConfig, String> {
+    let config = FamilyConfig::of(&copy.open());
+    let message = |text: String| text.trim_start_matches("config.json: ").to_owned();
+    config.map(|config| config.decoder().clone()).map_err(|error| message(error.to_string()))
+}
+
+fn decoder(copy: &Copy) -> DecoderConfig {
+    read(copy).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// `gemma3_text` with some keys changed. `null` removes a key.
+fn edited(edit: Value) -> Copy {
+    let edits: Map<String, Value> = serde_json::from_value(edit).expect("an object");
+    edits.into_iter().fold(Copy::of(GEMMA3_TEXT), |copy, (key, value)| copy.set(CONFIG, &[key.as_str()], value))
+}
+
+#[test]
+fn defaults_match_transformers() {
+    let bare = decoder(&Copy::of(GEMMA3_TEXT).write(CONFIG, json!({ "model_type": "gemma3_text" }).to_string()));
+    let recorded = &golden_json("config_defaults.json")["gemma3"];
+    let found = json!({
+        "vocab_size": bare.vocabulary,
+        "hidden_size": bare.hidden,
+        "intermediate_size": bare.intermediate,
+        "num_hidden_layers": bare.layers,
+        "num_attention_heads": bare.heads,
+        "num_key_value_heads": bare.kv_heads,
+        "head_dim": bare.head_dim,
+        "max_position_embeddings": bare.context_tokens,
+        "tie_word_embeddings": bare.tied_embeddings,
+        "sliding_window": bare.window(0),
+        "layer_types": (0..26).map(|layer| if bare.window(layer).is_some() { SLIDING } else { FULL }).collect::<Vec<_>>(),
+    });
+    found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
+    let theta = |kind: &str| recorded["rope_parameters"][kind]["rope_theta"].as_f64();
+    assert_eq!([bare.rope_of(5).0, bare.rope_of(0).0].map(Some), [theta(FULL), theta(SLIDING)]);
+    assert_eq!(recorded["hidden_activation"], "gelu_pytorch_tanh");
+    assert_eq!(bare.activation, GateActivation::GeluTanh);
+    assert_eq!(Some(f64::from(bare.attention_scale)), recorded["query_pre_attn_scalar"].as_f64().map(|n| n.powf(-0.5)));
+    assert_eq!(bare.embedding_scale, 48.0, "the root of 2,304");
+}
+
+#[test]
+fn both_file_formats_mean_the_same() {
+    let released = decoder(&Copy::of(GEMMA3_TEXT));
+    let saved = edited(json!({
+        "rope_local_base_freq": null,
+        "rope_theta": null,
+        "sliding_window_pattern": null,
+        "layer_types": KINDS,
+        "tie_word_embeddings": true,
+        "rope_parameters": {
+            "full_attention": { "rope_type": "default", "rope_theta": 1_000_000.0 },
+            "sliding_attention": { "rope_type": "default", "rope_theta": 10_000.0 },
+        },
+    }));
+    assert_eq!(decoder(&saved), released);
+    let scaled = json!({ "rope_type": "linear", "factor": 8.0 });
+    let [released, saved] = [
+        json!({ "rope_scaling": scaled }),
+        json!({ "rope_theta": null, "rope_parameters": { "full_attention": scaled } }),
+    ];
+    let [released, saved] = [released, saved].map(|edit| decoder(&edited(edit)));
+    assert_eq!(released, saved);
+    assert_ne!(released.rope_of(5).1, released.rope_of(0).1, "only full attention is scaled");
+}
+
+#[test]
+fn a_window_that_no_sequence_exceeds_keeps_the_local_frequencies() {
+    let checkpoint = Copy::of(GEMMA3_TEXT).open().with_context_limit(23);
+    let model = Model::plan(&checkpoint, &CPU).expect("the model is planned");
+    let decoder = model.config().decoder();
+    assert_eq!(decoder.window(0), None, "23 tokens see each other");
+    assert_eq!([decoder.rope_of(0).0, decoder.rope_of(5).0], [10_000.0, 1_000_000.0]);
+}
+
+#[test]
+fn unsupported_settings_are_refused_by_name() {
+    let refused = |edit: Value| read(&edited(edit)).expect_err("the settings are refused");
+    let changes =
+        |key: &str, value: &str| format!("{key} is {value}; this changes what the model computes and is not supported");
+    assert_eq!(refused(json!({ "final_logit_softcapping": 30.0 })), changes("final_logit_softcapping", "30.0"));
+    assert_eq!(refused(json!({ "attn_logit_softcapping": 50.0 })), changes("attn_logit_softcapping", "50.0"));
+    assert_eq!(refused(json!({ "use_bidirectional_attention": true })), changes("use_bidirectional_attention", "true"));
+    let flat = json!({ "rope_parameters": { "rope_theta": 5.0 } });
+    assert_eq!(refused(flat), changes("rope_parameters.rope_theta", "5.0"));
+    let partial = json!({ "rope_parameters": { "full_attention": { "partial_rotary_factor": 0.5 } } });
+    assert_eq!(refused(partial), changes("rope_parameters.full_attention.partial_rotary_factor", "0.5"));
+    assert_eq!(
+        refused(json!({ "hidden_activation": "relu" })),
+        "hidden_activation is relu; supported: silu and gelu_pytorch_tanh"
+    );
+    assert_eq!(
+        refused(json!({ "query_pre_attn_scalar": 0 })),
+        "query_pre_attn_scalar is 0; supported: numbers greater than 0"
+    );
+    assert_eq!(refused(json!({ "sliding_window_pattern": 0 })), "sliding_window_pattern is 0; expected from 1 to 4096");
+    assert_eq!(
+        refused(json!({ "layer_types": ["chunked_attention", FULL, FULL, FULL, FULL, FULL, FULL] })),
+        "layer_types[0] is chunked_attention; supported: full_attention and sliding_attention"
+    );
+    assert_eq!(
+        refused(json!({ "layer_types": [FULL, SLIDING] })),
+        "layer_types names 2 layers, but num_hidden_layers is 7"
+    );
+}
+
+#[test]
+fn settings_of_gemma_are_refused_for_other_families() {
+    let other = |key: &str, value: Value| read(&Copy::of("tests/golden/llama").set(CONFIG, &[key], value));
+    for (key, value) in [("query_pre_attn_scalar", json!(256)), ("rope_local_base_freq", json!(10_000))] {
+        let error = other(key, value.clone()).expect_err("the key is refused");
+        assert_eq!(error, format!("{key} is {value}; this changes what the model computes and is not supported"));
+    }
+}
+
+/// Each setting that only Gemma has changes logits by more than the tolerance of the recording.
+#[test]
+fn every_setting_of_gemma_changes_the_logits() {
+    let logits = |copy: &Copy| {
+        let bench = Bench::of(copy.open(), 2);
+        let case = Case::read(GEMMA3_TEXT, &bench.checkpoint, "long");
+        alone(&bench, &case, &[], &[usize::MAX]).logits.swap_remove(0)
+    };
+    let whole = logits(&Copy::of(GEMMA3_TEXT));
+    for edit in [
+        json!({ "hidden_activation": "silu" }),
+        json!({ "query_pre_attn_scalar": 64 }),
+        json!({ "rope_local_base_freq": 1_000_000 }),
+        json!({ "rope_theta": 10_000 }),
+        json!({ "sliding_window": 24 }),
+        json!({ "sliding_window_pattern": 7 }),
+        json!({ "rope_scaling": { "rope_type": "linear", "factor": 8.0 } }),
+    ] {
+        let error = relative_error(&logits(&edited(edit.clone())), &whole);
+        assert!(error > 1e-3, "{edit} changes the logits by only {error:e}");
+    }
+}
+
+#[test]
+fn a_checkpoint_with_a_vision_tower_takes_only_text() {
+    let checkpoint = Copy::of(GEMMA3).open();
+    let model = Model::plan(&checkpoint, &CPU).expect("the model is planned");
+    assert_eq!((model.config().image_token(), model.config().merge()), (None, None));
+    let picture = [MediaGrid::Image(Grid { t: 1, h: 2, w: 2 })];
+    let refused = model.config().lay_out(vec![2, 4], &picture).expect_err("a picture is refused");
+    assert!(matches!(refused, LayoutError::TextOnly { pictures: 1 }), "{refused}");
+}
