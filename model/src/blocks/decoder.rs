@@ -351,7 +351,7 @@ impl Decoder {
                     // The head is trained with the embeddings of placeholder tokens, not with
                     // those of pictures.
                     let table = head.embedding().unwrap_or(&self.embedding);
-                    let embedded = self.embed_tokens(&scope, table, inputs, caches, 1.0)?;
+                    let embedded = self.embed_tokens(&scope, table, 1.0, inputs, caches)?;
                     let rows = DraftRows { hidden, output: &mut *output };
                     head.forward(&scope, inputs, cache, &embedded, rows)?;
                 }
@@ -526,7 +526,8 @@ impl Decoder {
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let mut hidden = self.embed_tokens(scope, &self.embedding, inputs, caches, self.config.embedding_scale)?;
+        let scale = self.config.embedding_scale;
+        let mut hidden = self.embed_tokens(scope, &self.embedding, scale, inputs, caches)?;
         if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
             let embeddings = pictures.column_range(EmbeddingLayout::plain(self.config.hidden).embedding());
@@ -536,15 +537,15 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// Embeds the tokens with `table` `[own tokens, width]`, and multiplies the rows by `scale`. Returns
+    /// Embeds the tokens with `table` `[own tokens, width]`, multiplied by `scale`. Returns
     /// `[tokens, width]`.
     fn embed_tokens<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         table: &Weight<'static>,
+        scale: f32,
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
-        scale: f32,
     ) -> Result<Tensor<'s>, KernelError> {
         let own = self.share.vocabulary;
         if self.share.rank.is_alone() {

@@ -41,7 +41,7 @@ const FOLDERS: [(&str, usize); 17] = [
     ("tests/golden/mistral", 4),
     ("tests/golden/qwen2_windowed", 2),
     ("tests/golden/gemma3_text", 4),
-    ("tests/golden/gemma3", 4),
+    ("tests/golden/gemma3", 2),
     (QWEN3_MOE, 2),
     ("tests/golden/qwen3_moe_sparse", 2),
     (QWEN2_5_VL, 2),

@@ -14,7 +14,7 @@ from .tokenizer import CORPUS, TEXT_TOKENS
 from .weights import Weights
 
 # Model class and seed. Each seed gives every greedy step a clear margin (`reference.MARGIN_MIN`).
-CHECKPOINTS = {"gemma3_text": (Gemma3ForCausalLM, 2), "gemma3": (Gemma3ForConditionalGeneration, 3)}
+CHECKPOINTS = {"gemma3_text": (Gemma3ForCausalLM, 3), "gemma3": (Gemma3ForConditionalGeneration, 1)}
 CONTROL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 # Our wording. It renders the same text as the published template for texts: the system text comes before the first turn of
 # the user, and roles must alternate.
@@ -67,7 +67,7 @@ def text_settings(name):
     shared = {
         "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None, "bos_token_id": 2,
         "cache_implementation": "hybrid", "eos_token_id": [1, 5], "final_logit_softcapping": None, "head_dim": 64,
-        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 92,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 48, "initializer_range": 0.02, "intermediate_size": 60,
         "max_position_embeddings": 4096, "model_type": "gemma3_text", "num_attention_heads": 4, "num_key_value_heads": 1,
         "pad_token_id": 0, "query_pre_attn_scalar": 48, "rms_norm_eps": 1e-06, "use_cache": True, "vocab_size": 384}  # fmt: skip
     if name == "gemma3_text":
@@ -77,7 +77,7 @@ def text_settings(name):
             "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0"}  # fmt: skip
     kinds = [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding")]
     return shared | {
-        "layer_types": kinds, "num_hidden_layers": 4, "num_key_value_heads": 2, "sliding_window": 37, "rope_parameters": {
+        "layer_types": kinds, "num_attention_heads": 2, "num_hidden_layers": 4, "num_key_value_heads": 2, "sliding_window": 37, "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}  # fmt: skip
 
@@ -137,7 +137,7 @@ def write_checkpoint(folder, name, seed):
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder)
     config = write_settings(folder, name)
-    weights = Weights(seed, torch.bfloat16)
+    weights = Weights(seed, torch.bfloat16, levels=3, deviation=1.2)
     add_decoder(weights, config)
     tensors = weights.tensors
     if name == "gemma3":
