@@ -4,7 +4,7 @@
 
 use bursar_kernels::{Backend, KernelError, RankShard, Scope, Tensor, Weight, ops::rotary::Rope};
 
-use super::{DraftColumns, DraftLogits, DraftRows};
+use super::rows::{DraftColumns, DraftLogits, DraftRows};
 use crate::{
     blocks::{
         decoder_config::{DecoderConfig, Eagle3Config},

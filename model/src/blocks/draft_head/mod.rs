@@ -3,21 +3,21 @@
 mod eagle3;
 mod eagle3_config;
 mod mtp;
+mod rows;
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use bursar_kernels::Tensor;
 
 use super::{
     decoder_config::{DecoderConfig, DraftHeadConfig},
     decoder_share::DecoderShare,
 };
-use crate::{
-    sampling::argmax_into,
-    weights::{WeightError, WeightMap},
-};
+use crate::weights::{WeightError, WeightMap};
 
 pub use eagle3::{Eagle3Head, LayerInputs};
 pub use eagle3_config::select_draft_head;
 pub use mtp::{MODULE, MtpHead};
+pub(super) use rows::DraftColumns;
+pub use rows::{DraftLogits, DraftMemory, DraftRows};
 
 /// One rank's shard of a draft head.
 #[expect(clippy::large_enum_variant, reason = "there is one value per model, so the size does not matter")]
@@ -44,83 +44,5 @@ impl DraftHead {
             Some(DraftHeadConfig::Mtp { .. }) => Some(DraftHead::Mtp(MtpHead::claim(config, share, map, loads)?)),
             Some(DraftHeadConfig::Eagle3(head)) => Some(DraftHead::Eagle3(Eagle3Head::claim(config, head, map)?)),
         })
-    }
-}
-
-/// The rows that a pass of the draft head reads and writes.
-pub struct DraftRows<'a, 'm> {
-    /// `[tokens, width]`: for the first draft, the rows that the decoder's step left in
-    /// [`DraftMemory::hidden`]. For a further draft, the head's [`output`](Self::output) rows of the
-    /// previous draft.
-    pub hidden: &'a Tensor<'a>,
-    /// `[logit_rows, width]`: receives the head's rows from which the logits are computed.
-    pub output: &'a mut Tensor<'m>,
-}
-
-/// Tensors of the draft head's pass in a step. They are allocated first, at the beginning of the
-/// workspace, so that they have the same addresses in a captured step and in its replay.
-pub struct DraftMemory<'s> {
-    /// `[tokens, width]`: see [`DraftRows::hidden`].
-    pub hidden: Tensor<'s>,
-    /// `[logit_rows, width]`: see [`DraftRows::output`].
-    pub output: Tensor<'s>,
-    /// `[logit_rows]` u32: the token that is drafted for each row of logits.
-    pub drafted: Tensor<'s>,
-}
-
-impl<'s> DraftMemory<'s> {
-    /// Allocates the memory for a step of `tokens` rows. A token is chosen for `logit_rows` of
-    /// these rows. `width` is the [width](DecoderConfig::draft_width) of the head's rows.
-    pub fn take<B: Backend>(
-        scope: &'s Scope<'_, B>,
-        width: usize,
-        tokens: usize,
-        logit_rows: usize,
-    ) -> Result<Self, KernelError> {
-        Ok(DraftMemory {
-            hidden: scope.empty([tokens, width])?,
-            output: scope.empty([logit_rows, width])?,
-            drafted: scope.empty_u32([logit_rows])?,
-        })
-    }
-
-    /// The rows that the pass reads and writes.
-    pub fn rows(&mut self) -> DraftRows<'_, 's> {
-        DraftRows { hidden: &self.hidden, output: &mut self.output }
-    }
-}
-
-/// Logits of drafts, and how a token is chosen from them.
-pub struct DraftLogits<'s> {
-    /// `[logit_rows, columns]` f32, possibly with gaps between rows. The columns are the whole
-    /// vocabulary, this rank's tokens, or the head's reduced vocabulary.
-    pub logits: Tensor<'s>,
-    pub(super) columns: DraftColumns<'s>,
-}
-
-/// The tokens that the columns of a draft head's logits stand for.
-pub(super) enum DraftColumns<'s> {
-    /// The decoder's vocabulary of this number of tokens, divided among the ranks.
-    OfRanks(usize),
-    /// The whole vocabulary, on every rank.
-    Whole,
-    /// `[columns]` u32: the tokens of a reduced vocabulary, on every rank.
-    Reduced(Tensor<'s>),
-}
-
-impl DraftLogits<'_> {
-    /// Writes the likeliest token of each row to `out` `[logit_rows]` u32.
-    ///
-    /// # Errors
-    /// Same as [`argmax_into`].
-    pub fn choose<B: Backend>(&self, scope: &Scope<'_, B>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
-        if self.logits.rows() == 0 {
-            return Ok(());
-        }
-        match &self.columns {
-            DraftColumns::OfRanks(vocabulary) => argmax_into(scope, &self.logits, *vocabulary, out),
-            DraftColumns::Whole => scope.argmax_into(&self.logits, out),
-            DraftColumns::Reduced(ids) => scope.argmax_ids_into(&self.logits, ids, out),
-        }
     }
 }

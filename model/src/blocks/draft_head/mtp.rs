@@ -68,7 +68,7 @@ impl MtpHead {
 
     /// Writes the input of the head's layer to `out` `[tokens, hidden]`. `embedded`
     /// `[tokens, hidden]` has the embedding of the token after each row. `hidden`
-    /// `[tokens, hidden]` has the rows of [`DraftRows::hidden`](super::DraftRows::hidden).
+    /// `[tokens, hidden]` has the rows of [`DraftRows::hidden`](super::rows::DraftRows::hidden).
     pub fn combine<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
