@@ -179,13 +179,13 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     Ok(Report::of(&name, &planned, model, &forecast, unquantized, notes))
 }
 
-/// Reports the memory that a draft head takes, if the model has one. It is part of the plan's weights
+/// Reports the memory of a draft head, if the model has one. This memory is part of the plan's weights
 /// and KV cache.
 fn draft_note(model: &Model, target: &Target) -> Option<String> {
     let of_token = Bytes(model.kv_shape(target).block_bytes().0 / BLOCK_TOKENS as u64);
     let bytes = model.draft_bytes();
     (bytes > Bytes::ZERO)
-        .then(|| format!("the draft head takes {bytes} of the weights, and {of_token} of each token's KV cache"))
+        .then(|| format!("the draft head accounts for {bytes} of the weights and {of_token} of each token's KV cache"))
 }
 
 /// Reports how many bytes of a GGUF file stay in quantized blocks, and which tensors do not.

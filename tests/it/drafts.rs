@@ -486,16 +486,13 @@ fn memory_for_drafts_is_planned_from_vllms_flag() {
     let arguments = ["plan", "--gpu", "h200", "--model", &folder("llama"), "--draft-model", &folder("eagle3")];
     let output = Command::new(env!("CARGO_BIN_EXE_bursar")).args(arguments).output().expect("the binary");
     let output = String::from_utf8_lossy(&output.stdout).into_owned();
-    let note = "Note: the draft head takes ";
-    assert!(
-        output.contains(note) && output.contains(" of the weights, and 512 B of each token's KV cache"),
-        "{output}"
-    );
+    let note = "Note: the draft head accounts for ";
+    assert!(output.contains(note) && output.contains(" of the weights and 512 B of each token's KV cache"), "{output}");
     for (config, expected) in [
         (r#"{"method": "mtp", "quantization": "fp8"}"#, "expected int4 or none"),
         (r#"{"method": "ngram", "quantization": "int4"}"#, "because --draft-method is not mtp"),
         (r#"{"method": "eagle"}"#, "other draft models are not supported yet"),
-        (r#"{"method": "eagle3"}"#, "with an EAGLE-3 head"),
+        (r#"{"method": "eagle3"}"#, "to an EAGLE-3 head"),
         (r#"{"method": "eagle3", "model": "/nowhere"}"#, "/nowhere"),
         (r#"{"method": "mtp"}"#, "has no draft head"),
         (r#"{"method": "ngram", "num_speculative_tokens": 65}"#, "is 65; expected at most 64"),

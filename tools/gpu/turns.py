@@ -111,7 +111,7 @@ def metrics(name):
 
 def turns():
     names = ["a", "b", "c"]
-    server = served(names, "--sleep-for-room=1")
+    server = served(names, "--sleep-for-memory=1")
     try:
         await_ready(server, names)
         for level in (1, 2):

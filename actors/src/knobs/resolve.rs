@@ -12,7 +12,7 @@ use super::{
     DraftMethod, DraftQuantization, Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::described, nested,
 };
 
-/// Drafted tokens of a sequence in a step for prompt lookup, if no number is set.
+/// Default number of draft tokens per sequence and step for prompt lookup.
 const DRAFT_TOKENS: usize = 4;
 
 /// Like `DRAFT_TOKENS`, for an EAGLE-3 head.
@@ -141,7 +141,7 @@ impl Knobs {
         Some(NgramSizes { min, max: max.unwrap_or(min) })
     }
 
-    /// Returns the method that drafts tokens, if set. A draft model stands for its method.
+    /// Returns the method that drafts tokens, if set. If only a draft model is set, the method is EAGLE-3.
     fn draft_method(&self) -> Option<DraftMethod> {
         self.draft_method.or(self.draft_model.as_ref().map(|_| DraftMethod::Eagle3))
     }
@@ -233,7 +233,7 @@ impl Knobs {
             (Some(_), None) => None,
         };
         if self.draft_method == Some(DraftMethod::Eagle3) && options.draft_model.is_none() {
-            let expected = "another method, or a `draft_model` with an EAGLE-3 head";
+            let expected = "`draft_model` to be set to an EAGLE-3 head, or another method";
             return Err(KnobError::value("draft_method", &"eagle3".into(), expected));
         }
         let reads_own_projection = options.draft_source == DraftSource::DraftHead && options.draft_model.is_none();

@@ -35,7 +35,7 @@ pub enum ConfigError {
     #[error("config.json has no mtp_num_hidden_layers, so the model has no draft head")]
     NoDraftHead,
     /// The settings of a draft model are not supported, or do not fit the model.
-    #[error("of the draft model: {0}")]
+    #[error("draft model: {0}")]
     DraftModel(Box<ConfigError>),
     /// Two fields contradict each other.
     #[error("config.json: {0}")]

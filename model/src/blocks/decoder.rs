@@ -412,7 +412,7 @@ impl Decoder {
     }
 
     /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if
-    /// `chosen_rows` is `None`. The inputs of the layers go to `read`. If at most half of the rows are chosen and no DeepStack part is
+    /// `chosen_rows` is `None`. `read` receives each layer's input. If at most half of the rows are chosen and no DeepStack part is
     /// added after the last layer, the last layer runs its output projection and its MLP only on
     /// the chosen rows. If no row is chosen, the last layer only writes its cache. For a prompt and
     /// the shape of a 7B model, this saves one thirtieth of the work.

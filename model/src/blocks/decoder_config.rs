@@ -60,7 +60,7 @@ pub struct DecoderConfig {
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
-    /// The layers with other rotary frequencies, if there are any.
+    /// Separate rotary frequencies of the sliding-window layers, if any.
     pub local_rope: Option<LocalRope>,
     /// Position axis by which each pair of elements is rotated.
     pub rope_axes: PairAxes,
@@ -100,11 +100,11 @@ pub enum DraftHeadConfig {
 /// The settings of an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Eagle3Config {
-    /// The sizes of the head's layer, which is a Llama layer with twice as many input columns.
+    /// The sizes of the head's layer, a Llama layer whose QKV projection has twice as many columns.
     /// `hidden` is the width of the head's rows.
     pub layer: DecoderConfig,
-    /// Rows of the head's output projection. If there are fewer than the decoder has tokens, the
-    /// head's checkpoint has a table of the tokens that they stand for.
+    /// Rows of the head's output projection. If this is less than the decoder's vocabulary, the
+    /// head's checkpoint maps each row to a token.
     pub vocabulary: usize,
     /// The decoder layers whose input rows the head reads, in ascending order.
     pub layers_read: Vec<usize>,

@@ -64,7 +64,7 @@ impl Layer {
         };
         let mut norm = |part: &str| map.tensor(&name(&format!("{part}_layernorm.weight")), [hidden]);
         let (mixed_norm, mlp_norm, result_norm) = if config.output_norms {
-            // A layer without norms of results calls the norm before its MLP
+            // In a layer without output norms, the norm before the MLP is named
             // `post_attention_layernorm`.
             (Some(norm("post_attention")?), norm("pre_feedforward")?, Some(norm("post_feedforward")?))
         } else {

@@ -32,7 +32,7 @@ pub enum WindowRule {
     /// first `max_window_layers` (`configuration_qwen2.py`).
     PerLayer,
     /// If `sliding_window` is a number: the layers that `layer_types` calls `sliding_attention`, or
-    /// without `layer_types` all layers except every `sliding_window_pattern`th
+    /// without `layer_types`, all layers except every `n`th, where `n` is `sliding_window_pattern`
     /// (`configuration_gemma3.py`).
     Pattern,
 }

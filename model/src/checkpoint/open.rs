@@ -167,7 +167,7 @@ impl Checkpoint {
 
     /// The same checkpoint, with a draft model that has a checkpoint of its own, such as an EAGLE-3
     /// head. Its tensors are named `draft_model.*`. A copy of the model's own embedding is left out.
-    /// A [draft head](Self::with_draft_head) that is loaded is then the draft model's. For a random
+    /// [`with_draft_head`](Self::with_draft_head) then loads the draft model's head. For a random
     /// checkpoint, the draft model needs no weights.
     ///
     /// # Errors

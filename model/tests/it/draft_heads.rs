@@ -1,5 +1,5 @@
 //! Draft heads: Qwen3.5's (MTP) and EAGLE-3. Drafts are compared with heads built from the layers of
-//! transformers, in chunks and on ranks. Checkpoints whose head is missing or broken are refused.
+//! transformers, also in chunks and on several ranks. Checkpoints whose head is missing or broken are refused.
 
 use std::sync::Arc;
 
@@ -337,8 +337,8 @@ fn an_eagle3_head_that_does_not_fit_the_model_is_refused_by_name() {
             EAGLE3,
             &["eagle_config", "eagle_aux_hidden_state_layer_ids"],
             json!([1, 2]),
-            "the head reads the inputs of the layers [1, 2]; expected ascending numbers below 2, the number of layers \
-             of the model",
+            "eagle_aux_hidden_state_layer_ids is [1, 2]; expected ascending layer indices below 2, the number of layers of \
+             the model",
         ),
         (
             EAGLE3,
@@ -353,10 +353,10 @@ fn an_eagle3_head_that_does_not_fit_the_model_is_refused_by_name() {
             "norm_before_fc is true; this changes what the model computes and is not supported",
         ),
     ] {
-        assert_eq!(refused_setting(folder, path, value), format!("of the draft model: config.json: {expected}"));
+        assert_eq!(refused_setting(folder, path, value), format!("draft model: config.json: {expected}"));
     }
     let default = refused_setting(EAGLE3, &["eagle_config"], Value::Null);
-    assert!(default.contains("the inputs of the layers [2, 1, 0]"), "{default}");
+    assert!(default.contains("eagle_aux_hidden_state_layer_ids is [2, 1, 0]"), "{default}");
 }
 
 #[test]

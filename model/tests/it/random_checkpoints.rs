@@ -83,7 +83,7 @@ const RELEASED: [(&str, u64, [usize; 3]); 44] = [
     ("gemma-3-27b", 2 * (27_432_406_640 - SIGLIP - 6_194_304), [13, 16, 128]),
 ];
 
-/// Parameters of Gemma 3's vision tower, which is not read, as the projector after it.
+/// Parameters of Gemma 3's vision tower, which is not read, and neither is the projector.
 const SIGLIP: u64 = 416_866_032;
 
 /// Parameters in billions as given in the papers (arXiv 2504.10479 and 2508.18265, table 1 of each,

@@ -76,9 +76,8 @@ pub fn gpus() -> usize {
     (0..GPUS_MAX).take_while(|ordinal| CudaDevice::open(*ordinal).is_ok()).count()
 }
 
-/// Returns the checkpoint at `files`, with the draft model of `options`. If weights are missing,
-/// returns a checkpoint with only the settings, and the name of the model whose weights, or whose draft
-/// model's weights, are missing.
+/// Returns the checkpoint at `files`, with the draft model of `options`. If weights of the model or of
+/// its draft model are missing, returns a checkpoint with only the settings, and the name of the model.
 ///
 /// # Errors
 /// A file other than the weights is missing, or a file cannot be read.

@@ -246,7 +246,7 @@ fn knobs_serialize_under_their_bursar_names_and_read_back() {
 }
 
 #[test]
-fn a_draft_model_stands_for_its_method() {
+fn a_draft_model_without_a_method_selects_eagle3() {
     let options = |settings: Value| read(settings).expect("the settings are valid").options();
     let place = |options: &LoadOptions| options.draft_model().map(|origin| origin.place());
     for settings in [
@@ -272,7 +272,7 @@ fn a_draft_model_stands_for_its_method() {
 #[test]
 fn settings_of_drafts_without_their_method_are_refused() {
     for (settings, message) in [
-        (json!({ "draft_method": "eagle3" }), "`draft_method` is eagle3; expected another method, or a `draft_model`"),
+        (json!({ "draft_method": "eagle3" }), "`draft_method` is eagle3; expected `draft_model` to be set"),
         (json!({ "draft_quantization": "int4" }), "`draft_quantization` is int4; expected no value"),
         (json!({ "draft_quantization": "int4", "draft_method": "ngram" }), "because `draft_method` is not mtp"),
         (json!({ "draft_quantization": "int4", "draft_model": "a/b" }), "because `draft_method` is not mtp"),

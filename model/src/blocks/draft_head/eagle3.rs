@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The shard of an EAGLE-3 head on one rank. Attention and MLP are divided as in the decoder. All
-/// other weights are whole on each rank.
+/// other weights are replicated on every rank.
 pub struct Eagle3Head {
     config: Eagle3Config,
     /// `[hidden, decoder's hidden]` each: the columns of the projection `fc` for each of the layers
@@ -64,7 +64,7 @@ impl Eagle3Head {
         // The authors' checkpoints and later tools name the only layer differently.
         let place = if map.has(&name("midlayer.hidden_norm.weight")) { "midlayer" } else { "layers.0" };
         let of_layer = |part: &str| name(&format!("{place}.{part}"));
-        // The inverse of `d2t`, which only training needs.
+        // `t2d`, the inverse of `d2t`, is needed only for training.
         map.leave_unread(&name("t2d"));
         let (depths, fc) = (config.layers_read.len(), name("fc"));
         let mut columns_of = |depth: usize| {
@@ -217,7 +217,7 @@ impl<'a, 'm> LayerInputs<'a, 'm> {
         Ok(())
     }
 
-    /// Reads `rows` in place of the layers that did not run, because a step may run fewer layers
+    /// Uses `rows` as the input of the layers that did not run, because a step may run fewer layers
     /// than the decoder has.
     pub fn finish<B: Backend>(mut self, scope: &Scope<'_, B>, rows: &Tensor<'_>) -> Result<(), KernelError> {
         while self.read < self.head.combine.len() {

@@ -63,7 +63,7 @@ struct EagleFields {
     use_aux_hidden_state: Option<bool>,
 }
 
-/// Keys of variants of EAGLE-3 that add norms or read only the decoder's last rows (vLLM 0.33,
+/// Keys of variants of EAGLE-3 that add norms or draft several tokens in parallel (vLLM 0.33,
 /// `llama_eagle3.py`).
 const VARIANTS: [&str; 4] = ["norm_before_fc", "fc_norm", "norm_output", "parallel_drafting"];
 
@@ -119,7 +119,7 @@ fn layers_read(listed: Option<Vec<usize>>, layers: usize) -> Result<Vec<usize>, 
         return Ok(read);
     }
     Err(ConfigError::Contradiction(format!(
-        "the head reads the inputs of the layers {read:?}; expected ascending numbers below {layers}, the number of \
+        "eagle_aux_hidden_state_layer_ids is {read:?}; expected ascending layer indices below {layers}, the number of \
          layers of the model"
     )))
 }

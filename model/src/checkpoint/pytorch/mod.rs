@@ -118,7 +118,7 @@ impl State<'_> {
             "FloatStorage" => Ok(TensorType::F32),
             "HalfStorage" => Ok(TensorType::F16),
             "BFloat16Storage" => Ok(TensorType::BF16),
-            // Not a type of weights; a draft model has token ids.
+            // No weights have this type. A draft model stores token ids in it.
             "LongStorage" => Err(UnsupportedStorage::Type(I64.to_owned())),
             other => Err(UnsupportedStorage::Type(other.to_owned())),
         };
