@@ -200,7 +200,8 @@ async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
 async fn planned(source: ModelSource, target: Target, ranks: usize, load: LoadOptions) -> Result<Model, Failure> {
     let plan = move || {
         // Loading has already fetched the model's files.
-        let checkpoint = Checkpoint::open(source.origin().clone().fetch(&())?)?.with_quantization(load.quantization);
+        let (checkpoint, _) = open_settings(source.origin().clone().fetch(&())?, &load)?;
+        let checkpoint = checkpoint.with_quantization(load.quantization);
         let checkpoint = load.apply_on(&target, checkpoint).map_err(StartError::from)?;
         Ok(Model::plan_heaviest(&checkpoint, &target, ranks)?)
     };

@@ -14,7 +14,10 @@ use std::{
 };
 
 use bursar::{Bytes, Hint, HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError};
-use bursar_model::{checkpoint::FetchWatch, error::CheckpointError};
+use bursar_model::{
+    checkpoint::{Checkpoint, CheckpointSource, FetchWatch},
+    error::CheckpointError,
+};
 
 use serde_json::Value;
 
@@ -102,6 +105,27 @@ fn offline_mode_uses_the_cache_and_reports_a_missing_model() {
     let asked = hub.asked().len();
     assert_eq!(fetched().unwrap_or_else(|error| panic!("{error}")), folder);
     assert_eq!(hub.asked().len(), asked);
+}
+
+#[test]
+fn a_draft_model_needs_no_tokenizer_and_may_be_in_torchs_format() {
+    let (hub, cache) = (Hub::of(&bursar_golden::path("pytorch/eagle3")), Folder::empty());
+    let model = |options| HubModel::new(ID, options).as_draft_model();
+    let folder = model(options(&hub, &cache)).fetch(&()).unwrap_or_else(|error| panic!("{error}"));
+    let target = Checkpoint::open(CheckpointSource::Folder(bursar_golden::path("llama"))).expect("the model opens");
+    target.with_draft_model(&CheckpointSource::Folder(folder.clone())).expect("the head opens");
+    // Another tool may not have recorded which files the repository lacks.
+    let absent = cache.path().join("models--tiny--model").join(".no_exist");
+    std::fs::remove_dir_all(&absent).expect("absent files are remembered");
+    let offline = HubOptions { is_offline: true, ..options(&hub, &cache) };
+    let asked = hub.asked().len();
+    assert_eq!(model(offline).fetch(&()).unwrap_or_else(|error| panic!("{error}")), folder);
+    assert_eq!(hub.asked().len(), asked);
+    let error = HubModel::new(ID, options(&hub, &cache)).fetch(&()).expect_err("a model needs a tokenizer");
+    assert!(
+        matches!(&error, CheckpointError::Hub(HubError::NoFile { file, .. }) if file == "tokenizer.json"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -67,6 +67,12 @@ impl Shape {
         load: &LoadOptions,
         canary: Option<Bytes>,
     ) -> Result<Self, Failure> {
+        if load.draft_model().is_some() {
+            return Err(Failure {
+                error: "a draft model fits only one of the shapes".to_owned(),
+                hint: "leave the draft model out, or name one shape with --shape".to_owned(),
+            });
+        }
         let settings = registry::shape_settings(name).map_err(|error| Failure::of(&error))?;
         let files = CheckpointSource::Random(Arc::new(settings));
         let stored = files.stored_type()?;

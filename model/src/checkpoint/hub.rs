@@ -99,17 +99,22 @@ impl HubModel {
         self.check()?;
         let cache = HubCache::open(&self.options, &self.id, &self.revision)?;
         let remote = Remote::new(&self.options, &self.id, cache.token(), watch)?;
-        let mut fetch = Fetch { commit: cache.commit(), revision: &self.revision, cache, remote };
+        let mut fetch = Fetch {
+            commit: cache.commit(),
+            revision: &self.revision,
+            is_draft_model: self.is_draft_model,
+            cache,
+            remote,
+        };
         fetch.require("config.json", TEXT_BYTES_MAX)?;
-        if self.is_draft_model {
-            fetch.bring(INDEX, TEXT_BYTES_MAX)?;
-            return Ok(fetch);
+        if !self.is_draft_model {
+            fetch.bring_tokenizer()?;
         }
-        fetch.bring_tokenizer()?;
+        let optional = if self.is_draft_model { &[][..] } else { &OPTIONAL };
         // If the hub cannot be reached but the cache has the weights, the model counts as complete,
         // because a fetch requests the optional files before the weights.
         let mut is_offline = false;
-        for file in OPTIONAL.into_iter().chain([INDEX]) {
+        for file in optional.iter().copied().chain([INDEX]) {
             match fetch.bring(file, TEXT_BYTES_MAX) {
                 Err(HubError::Unreachable { .. } | HubError::Offline { .. }) if fetch.has_weights()? => {
                     is_offline = true
@@ -145,6 +150,7 @@ impl HubModel {
 struct Fetch<'a> {
     commit: Option<String>,
     revision: &'a str,
+    is_draft_model: bool,
     cache: HubCache,
     remote: Remote<'a>,
 }
@@ -211,9 +217,14 @@ impl Fetch<'_> {
         self.bring(ADDED_TOKENS, TEXT_BYTES_MAX).map(drop)
     }
 
-    /// The shards that the index names, or the single file of a checkpoint without an index.
+    /// The shards that the index names, or the single file of a checkpoint without an index. The
+    /// single file of a draft model may be torch's.
     fn weight_files(&self) -> Result<Vec<String>, CheckpointError> {
-        let Some(json) = self.cache.read(self.commit.as_deref(), INDEX)? else { return Ok(vec![SINGLE.to_owned()]) };
+        let Some(json) = self.cache.read(self.commit.as_deref(), INDEX)? else {
+            let is_here = |file: &str| self.commit.as_ref().is_some_and(|commit| self.cache.has(commit, file));
+            let is_torch = self.is_draft_model && is_here(PYTORCH) && !is_here(SINGLE);
+            return Ok(vec![if is_torch { PYTORCH } else { SINGLE }.to_owned()]);
+        };
         IndexFile::parse(INDEX, &json)?.shards()
     }
 

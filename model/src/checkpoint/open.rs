@@ -172,21 +172,38 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError`] if a file of the draft model is missing, damaged or hostile.
-    pub fn with_draft_model(mut self, source: &CheckpointSource) -> Result<Self, CheckpointError> {
+    pub fn with_draft_model(self, source: &CheckpointSource) -> Result<Self, CheckpointError> {
+        match self.source {
+            CheckpointSource::Random(_) => self.with_random_draft_model(source),
+            _ => self.with_draft_tensors(source, Some(TensorIndex::open(source)?)),
+        }
+    }
+
+    /// Like [`with_draft_model`](Self::with_draft_model), with random weights for the draft model, for
+    /// planning.
+    ///
+    /// # Errors
+    /// See [`with_draft_model`](Self::with_draft_model).
+    pub fn with_random_draft_model(self, source: &CheckpointSource) -> Result<Self, CheckpointError> {
+        self.with_draft_tensors(source, None)
+    }
+
+    fn with_draft_tensors(
+        mut self,
+        source: &CheckpointSource,
+        tensors: Option<TensorIndex>,
+    ) -> Result<Self, CheckpointError> {
         let json = source.require("config.json")?;
         let config = object("config.json", &json)?;
-        let tensors = match self.source {
-            CheckpointSource::Random(_) => None,
-            _ => Some(TensorIndex::open(source)?),
-        };
         let with = |fingerprint: CheckpointFingerprint, shards| {
             CheckpointFingerprint::new([("model", Some(&fingerprint.0[..])), (DRAFT_MODEL, Some(&*json))], shards)
         };
         self.fingerprint = with(self.fingerprint, tensors.as_ref().map_or(&[], TensorIndex::shards));
         self.config_fingerprint = with(self.config_fingerprint, &[]);
-        if let Some(tensors) = tensors {
-            self.tensors = self.tensors.with_draft_model(tensors)?;
-        }
+        self.tensors = match tensors {
+            Some(tensors) => self.tensors.with_draft_model(tensors)?,
+            None => self.tensors.with_random_draft_model(),
+        };
         Ok(Checkpoint { draft_model: Some(config), ..self })
     }
 

@@ -31,6 +31,8 @@ pub struct TensorIndex {
     parts: BTreeMap<String, usize>,
     /// Settings for drawing tensors; `None` if there are shards.
     drawn: Option<Drawn>,
+    /// Settings for drawing only the tensors of the draft model.
+    drawn_draft: Option<Drawn>,
 }
 
 /// The location of a tensor.
@@ -111,7 +113,7 @@ impl TensorIndex {
     /// The index over `shards`. `locations` has the index of each tensor's shard.
     fn new(shards: Vec<Shard>, locations: BTreeMap<String, usize>) -> Self {
         let locations = locations.into_iter().map(|(name, shard)| (name, TensorLocation::Shard(shard))).collect();
-        TensorIndex { shards, locations, parts: BTreeMap::new(), drawn: None }
+        TensorIndex { shards, locations, parts: BTreeMap::new(), drawn: None, drawn_draft: None }
     }
 
     /// The same index, with each packed weight as one tensor `module.weight` in place of its parts.
@@ -155,17 +157,19 @@ impl TensorIndex {
         Ok(self)
     }
 
-    /// The same index, with the tensors of a draft model as `draft_model.*`. A random checkpoint
-    /// draws these tensors, too. If the draft model has a copy of this model's embedding, the copy is
-    /// left out.
+    /// The same index, with random tensors of a draft model as `draft_model.*`.
+    pub(super) fn with_random_draft_model(self) -> Self {
+        let drawn_draft = Some(Drawn { seed: 0, dtype: DType::BF16, routing_skew: None });
+        TensorIndex { drawn_draft, ..self }
+    }
+
+    /// The same index, with the tensors of a draft model as `draft_model.*`. If the draft model has a
+    /// copy of this model's embedding, the copy is left out.
     ///
     /// # Errors
     /// The storage of an embedding is not supported.
     pub(super) fn with_draft_model(mut self, draft: TensorIndex) -> Result<Self, CheckpointError> {
         const EMBEDDING: &str = "embed_tokens.weight";
-        if self.drawn.is_some() {
-            return Ok(self);
-        }
         let mut has_copy = false;
         if draft.contains(EMBEDDING) {
             let copy = draft.tensor(EMBEDDING)?;
@@ -278,7 +282,11 @@ impl TensorIndex {
     /// The type and the content of the tensor `name` with `axes` axes, if tensors
     /// are drawn at random.
     pub fn random(&self, name: &str, axes: usize) -> Option<(DType, RandomTensor)> {
-        let drawn = self.drawn.as_ref()?;
+        let of_draft = || {
+            let is_in = name.strip_prefix(DRAFT_MODEL).is_some_and(|rest| rest.starts_with('.'));
+            self.drawn_draft.as_ref().filter(|_| is_in)
+        };
+        let drawn = self.drawn.as_ref().or_else(of_draft)?;
         Some((drawn.dtype, RandomTensor::of(drawn.seed, name, axes)))
     }
 

@@ -335,7 +335,7 @@ fn an_eagle3_head_that_does_not_fit_the_model_is_refused_by_name() {
         (EAGLE3, &["num_hidden_layers"], json!(2), "num_hidden_layers is 2; expected from 1 to 1"),
         (
             EAGLE3,
-            &["eagle_config", "eagle_aux_hidden_state_layer_ids"],
+            &["eagle_aux_hidden_state_layer_ids"],
             json!([1, 2]),
             "eagle_aux_hidden_state_layer_ids is [1, 2]; expected ascending layer indices below 2, the number of layers of \
              the model",
@@ -344,7 +344,7 @@ fn an_eagle3_head_that_does_not_fit_the_model_is_refused_by_name() {
             EAGLE3,
             &["eagle_config", "use_aux_hidden_state"],
             json!(false),
-            "eagle_config.use_aux_hidden_state is false; supported: true, as in EAGLE-3",
+            "eagle_config.use_aux_hidden_state is false; this changes what the model computes and is not supported",
         ),
         (
             EAGLE3,
@@ -355,7 +355,7 @@ fn an_eagle3_head_that_does_not_fit_the_model_is_refused_by_name() {
     ] {
         assert_eq!(refused_setting(folder, path, value), format!("draft model: config.json: {expected}"));
     }
-    let default = refused_setting(EAGLE3, &["eagle_config"], Value::Null);
+    let default = refused_setting(EAGLE3, &["eagle_aux_hidden_state_layer_ids"], Value::Null);
     assert!(default.contains("eagle_aux_hidden_state_layer_ids is [2, 1, 0]"), "{default}");
 }
 
@@ -383,6 +383,19 @@ fn broken_eagle3_tensors_are_refused_by_name() {
     let random =
         open_random(random).with_draft_model(&CheckpointSource::Folder(fewer.0.clone())).expect("the head opens");
     Model::plan(&random.with_draft_head(true), &CPU).expect("a random checkpoint draws the head's tensors");
+}
+
+#[test]
+fn a_head_without_weights_is_planned_like_a_head_with_weights() {
+    for (head, target) in [(EAGLE3, "tests/golden/llama"), (EAGLE3_VL, "tests/golden/qwen3_vl")] {
+        let source = CheckpointSource::Folder(repository(head));
+        let random = open(target).with_random_draft_model(&source).expect("the settings are valid");
+        let [random, stored] = [random.with_draft_head(true), open_with_head(head)].map(|checkpoint| {
+            let model = Model::plan(&checkpoint, &CPU).expect("the model is planned");
+            (model.weight_bytes(), model.draft_bytes())
+        });
+        assert_eq!(random, stored, "{head}");
+    }
 }
 
 #[test]

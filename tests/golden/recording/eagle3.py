@@ -37,7 +37,7 @@ def settings(name):
             "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 384,
             "draft_vocab_size": 200, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu",
             "max_position_embeddings": 2048, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1], "use_aux_hidden_state": True}}  # fmt: skip
+            "eagle_aux_hidden_state_layer_ids": [0, 1], "eagle_config": {"use_aux_hidden_state": True}}  # fmt: skip
         return config, config
     layer = {
         "model_type": "llama", "hidden_size": 96, "intermediate_size": 60, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -45,12 +45,14 @@ def settings(name):
         "attention_bias": True, "mlp_bias": False, "max_position_embeddings": 4096, "rope_parameters": {
             "rope_type": "default", "rope_theta": 1000000.0, "mrope_interleaved": True, "mrope_section": [24, 20, 20]}}  # fmt: skip
     return {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 384,
-            "target_hidden_size": 64, "norm_before_residual": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+            "target_hidden_size": 64, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
             "torch_dtype": "bfloat16", "transformer_layer_config": layer}, layer  # fmt: skip
 
 
 def layers_read(config):
-    return config.get("eagle_config", config)["eagle_aux_hidden_state_layer_ids"]
+    """The layers whose inputs the head reads. `eagle_config` lists the layers before them, as in SGLang."""
+    inputs = config.get("eagle_aux_hidden_state_layer_ids")
+    return inputs or [layer + 1 for layer in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
 
 
 def tensors_of(name, config, layer, target_hidden):
@@ -96,7 +98,7 @@ class Head(nn.Module):
             own = {kind: tensors[f"{part}.{kind}"].float() for kind in ("weight", "bias") if f"{part}.{kind}" in tensors}
             module.load_state_dict(own, strict=True)
         self.at = "midlayer" if "midlayer/hidden_norm" in self.parts else "layers/0"
-        self.adds_normed = config.get("norm_before_residual", False)
+        self.adds_normed = config.get("norm_before_residual", "speculators_model_type" in config)
         places = tensors.get("d2t", torch.zeros(config["draft_vocab_size"], dtype=torch.int64))
         self.tokens = places + torch.arange(len(places))
         scaling = layer.get("rope_parameters")

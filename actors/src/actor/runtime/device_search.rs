@@ -6,7 +6,7 @@ use std::{num::NonZeroUsize, sync::Arc};
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDevice};
 use bursar_kernels::Target;
 use bursar_model::{
-    checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource},
+    checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, TensorIndex},
     error::CheckpointError,
     registry,
 };
@@ -76,8 +76,9 @@ pub fn gpus() -> usize {
     (0..GPUS_MAX).take_while(|ordinal| CudaDevice::open(*ordinal).is_ok()).count()
 }
 
-/// Returns the checkpoint at `files`, with the draft model of `options`. If weights of the model or of
-/// its draft model are missing, returns a checkpoint with only the settings, and the name of the model.
+/// Returns the checkpoint at `files`, with the draft model of `options`. If weights of the model are
+/// missing, returns a checkpoint with only the settings, and the name of the model. If only weights of
+/// the draft model are missing, returns only its settings, and its name.
 ///
 /// # Errors
 /// A file other than the weights is missing, or a file cannot be read.
@@ -86,20 +87,24 @@ pub fn open_settings(
     options: &LoadOptions,
 ) -> Result<(Checkpoint, Option<String>), CheckpointError> {
     let draft_files = options.draft_model().map(CheckpointOrigin::fetch_settings).transpose()?;
-    let open = |files| {
-        let checkpoint = Checkpoint::open(files)?;
-        match &draft_files {
-            Some(draft_files) => checkpoint.with_draft_model(draft_files),
-            None => Ok(checkpoint),
-        }
+    let is_missing = |error: &CheckpointError| {
+        matches!(error, CheckpointError::MissingFile { .. } | CheckpointError::MissingShard { .. })
     };
-    match open(files.clone()) {
-        Err(CheckpointError::MissingFile { .. } | CheckpointError::MissingShard { .. }) => {
+    let (checkpoint, missing) = match Checkpoint::open(files.clone()) {
+        Err(error) if is_missing(&error) => {
             let planned = registry::without_weights(files)?;
             let name = planned.name().to_owned();
-            Ok((open(CheckpointSource::Random(Arc::new(planned)))?, Some(name)))
+            (Checkpoint::open(CheckpointSource::Random(Arc::new(planned)))?, Some(name))
         }
-        opened => Ok((opened?, None)),
+        opened => (opened?, None),
+    };
+    let Some(draft_files) = draft_files else { return Ok((checkpoint, missing)) };
+    match TensorIndex::open(&draft_files) {
+        Err(error) if is_missing(&error) => {
+            let checkpoint = checkpoint.with_random_draft_model(&draft_files)?;
+            Ok((checkpoint, missing.or_else(|| Some(draft_files.place()))))
+        }
+        _ => Ok((checkpoint.with_draft_model(&draft_files)?, missing)),
     }
 }
 

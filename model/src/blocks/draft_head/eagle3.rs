@@ -23,7 +23,7 @@ pub struct Eagle3Head {
     config: Eagle3Config,
     /// `[hidden, decoder's hidden]` each: the columns of the projection `fc` for each of the layers
     /// that the head reads.
-    combine: Vec<Weight<'static>>,
+    fc: Vec<Weight<'static>>,
     /// `[own tokens, hidden]`: the head's embedding. `None` if the head uses the decoder's.
     embedding: Option<Weight<'static>>,
     embedding_norm: Tensor<'static>, // [hidden]
@@ -72,9 +72,11 @@ impl Eagle3Head {
                 RankShard { first: depth * decoder.hidden, count: decoder.hidden, whole: depths * decoder.hidden };
             map.unquantized_linear(&[(&fc, hidden.into())], columns).map(|linear| linear.weight)
         };
-        let combine = (0..depths).map(&mut columns_of).collect::<Result<_, _>>()?;
+        let fc = (0..depths).map(&mut columns_of).collect::<Result<_, _>>()?;
         let embedding = name("embed_tokens.weight");
-        let embedding = if map.has(&embedding) { Some(map.table(&embedding, share.vocabulary, hidden)?) } else { None };
+        // The decoder's embedding fits only rows of the same width.
+        let has_embedding = hidden != decoder.hidden || map.has(&embedding);
+        let embedding = if has_embedding { Some(map.table(&embedding, share.vocabulary, hidden)?) } else { None };
         let attention = of_layer("self_attn");
         let [qkv, of_hidden] = [0, hidden].map(|first| {
             let inputs = RankShard { first, count: hidden, whole: 2 * hidden };
@@ -86,7 +88,7 @@ impl Eagle3Head {
         let mlp = GatedMlp::claim(map, mlp, (hidden, share.intermediate), layer.biases.mlp, layer.activation)?;
         let mut norm = |name: String| map.tensor(&format!("{name}.weight"), [hidden]);
         Ok(Eagle3Head {
-            combine,
+            fc,
             embedding,
             embedding_norm: norm(of_layer("input_layernorm"))?,
             hidden_norm: norm(of_layer("hidden_norm"))?,
@@ -195,12 +197,12 @@ pub struct LayerInputs<'a, 'm> {
     /// `[tokens, hidden]` of the head.
     out: &'a mut Tensor<'m>,
     /// Number of the layers that have been read.
-    read: usize,
+    count: usize,
 }
 
 impl<'a, 'm> LayerInputs<'a, 'm> {
     pub fn new(head: &'a Eagle3Head, out: &'a mut Tensor<'m>) -> Self {
-        LayerInputs { head, out, read: 0 }
+        LayerInputs { head, out, count: 0 }
     }
 
     /// Reads `rows` `[tokens, decoder's hidden]`, the input of decoder layer `layer`, if the head
@@ -211,7 +213,7 @@ impl<'a, 'm> LayerInputs<'a, 'm> {
         layer: usize,
         rows: &Tensor<'_>,
     ) -> Result<(), KernelError> {
-        if self.head.config.layers_read.get(self.read) == Some(&layer) {
+        if self.head.config.layers_read.get(self.count) == Some(&layer) {
             self.add(scope, rows)?;
         }
         Ok(())
@@ -220,20 +222,20 @@ impl<'a, 'm> LayerInputs<'a, 'm> {
     /// Uses `rows` as the input of the layers that did not run, because a step may run fewer layers
     /// than the decoder has.
     pub fn finish<B: Backend>(mut self, scope: &Scope<'_, B>, rows: &Tensor<'_>) -> Result<(), KernelError> {
-        while self.read < self.head.combine.len() {
+        while self.count < self.head.fc.len() {
             self.add(scope, rows)?;
         }
         Ok(())
     }
 
     fn add<B: Backend>(&mut self, scope: &Scope<'_, B>, rows: &Tensor<'_>) -> Result<(), KernelError> {
-        let weight = &self.head.combine[self.read];
+        let weight = &self.head.fc[self.count];
         let mut out = self.out.row_range_mut(0..rows.rows());
-        match self.read {
+        match self.count {
             0 => scope.linear_into(rows, weight, None, &mut out)?,
             _ => scope.linear_add(rows, weight, None, &mut out)?,
         }
-        self.read += 1;
+        self.count += 1;
         Ok(())
     }
 }

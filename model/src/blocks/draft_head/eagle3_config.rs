@@ -53,19 +53,27 @@ struct Fields {
     target_hidden_size: Option<usize>,
     norm_before_residual: Option<bool>,
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
-    eagle_config: Option<EagleFields>,
+    eagle_config: Option<Map<String, Value>>,
 }
 
-/// `eagle_config`, where some tools write the list of layers.
+/// The layers in `eagle_config`.
 #[derive(Deserialize)]
 struct EagleFields {
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
-    use_aux_hidden_state: Option<bool>,
 }
 
-/// Keys of variants of EAGLE-3 that add norms or draft several tokens in parallel (vLLM 0.33,
-/// `llama_eagle3.py`).
-const VARIANTS: [&str; 4] = ["norm_before_fc", "fc_norm", "norm_output", "parallel_drafting"];
+/// Keys of variants of EAGLE-3 that add norms, read other rows or draft several tokens in parallel
+/// (vLLM 0.33, `llama_eagle3.py`).
+const VARIANTS: [&str; 5] = ["norm_before_fc", "fc_norm", "norm_output", "parallel_drafting", "target_layer_ids"];
+
+/// Keys of `eagle_config` with the value that means EAGLE-3 (ModelOpt, SpecForge). Any other key must
+/// be [neutral](config_keys::is_neutral).
+const EAGLE: [(&str, Value); 4] = [
+    ("use_aux_hidden_state", Value::Bool(true)),
+    ("use_input_layernorm_in_first_layer", Value::Bool(true)),
+    ("use_last_layernorm", Value::Bool(true)),
+    ("use_mtp_layernorm", Value::Bool(false)),
+];
 
 /// Reads the head's `config.json`, in the layout of the EAGLE authors, or with the layer's settings
 /// in `transformer_layer_config` (speculators). `decoder` verifies the drafts.
@@ -77,10 +85,7 @@ fn read(config: &Map<String, Value>, decoder: &DecoderConfig) -> Result<Eagle3Co
     if let Some(key) = VARIANTS.iter().find(is_on) {
         return Err(config_keys::unknown("", key, &config[*key]));
     }
-    if let Some(false) = fields.eagle_config.as_ref().and_then(|eagle| eagle.use_aux_hidden_state) {
-        let (field, value) = ("eagle_config.use_aux_hidden_state".to_owned(), "false".to_owned());
-        return Err(ConfigError::Unsupported { field, value, supported: "true, as in EAGLE-3" });
-    }
+    let outputs = fields.eagle_config.as_ref().map(layer_outputs).transpose()?.flatten();
     let (field, size) = match fields.target_hidden_size {
         Some(size) => ("target_hidden_size", size),
         None => ("hidden_size", layer.hidden),
@@ -91,14 +96,30 @@ fn read(config: &Map<String, Value>, decoder: &DecoderConfig) -> Result<Eagle3Co
     fits("head_dim", layer.head_dim, decoder.head_dim)?;
     let vocabulary = fields.draft_vocab_size.unwrap_or(layer.vocabulary);
     ConfigError::check_size("draft_vocab_size", vocabulary, layer.vocabulary)?;
-    let listed = fields.eagle_aux_hidden_state_layer_ids;
-    let listed = listed.or(fields.eagle_config.and_then(|eagle| eagle.eagle_aux_hidden_state_layer_ids));
+    // The top level lists the layers whose inputs are read, as in vLLM. `eagle_config` lists the layers
+    // before them, as in SGLang.
+    let inputs = outputs.map(|outputs| outputs.into_iter().map(|layer| layer.saturating_add(1)).collect());
+    let listed = fields.eagle_aux_hidden_state_layer_ids.or(inputs);
     Ok(Eagle3Config {
         layer,
         vocabulary,
         layers_read: layers_read(listed, decoder.layers)?,
-        adds_normed: fields.norm_before_residual == Some(true),
+        // The default of each layout, as in vLLM (`configs/speculators/algos.py`).
+        adds_normed: fields.norm_before_residual.unwrap_or(inner.is_some()),
     })
+}
+
+/// The layers in `eagle_config` whose outputs the head reads.
+fn layer_outputs(config: &Map<String, Value>) -> Result<Option<Vec<usize>>, ConfigError> {
+    const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
+    let is_usual = |(key, value): (&String, &Value)| match EAGLE.iter().find(|(own, _)| own == key) {
+        Some((_, usual)) => value.is_null() || value == usual,
+        None => key == LAYERS || config_keys::is_neutral(key, value),
+    };
+    match config.iter().find(|pair| !is_usual(*pair)) {
+        Some((key, value)) => Err(config_keys::unknown("eagle_config.", key, value)),
+        None => Ok(EagleFields::deserialize(config)?.eagle_aux_hidden_state_layer_ids),
+    }
 }
 
 /// Refuses a size that differs from the decoder's. The head uses the decoder's embedding, rows and
@@ -128,7 +149,9 @@ fn layers_read(listed: Option<Vec<usize>>, layers: usize) -> Result<Vec<usize>, 
 /// 5.17, `configuration_llama.py`).
 fn layer(place: &str, fields: &Map<String, Value>, decoder: &DecoderConfig) -> Result<DecoderConfig, ConfigError> {
     let scaling = ["rope_scaling", "rope_parameters"].into_iter().find_map(|key| fields.get(key)?.as_object());
-    let has = |key: &str| scaling.is_some_and(|scaling| scaling.get(key).is_some_and(|value| !value.is_null()));
+    let has = |key: &str| {
+        scaling.is_some_and(|scaling| scaling.get(key).is_some_and(|value| !config_keys::is_neutral(key, value)))
+    };
     // Without pictures in the decoder's positions, all axes are equal.
     let axes = match decoder.rope_axes.count() {
         1 => AxesRule::One,
