@@ -19,6 +19,7 @@ use std::{
 };
 
 use bursar::{LoadOptions, ModelSource, Runtime, StartError};
+use bursar_actors::runtime::open_settings;
 use bursar_kernels::{KernelError, Target, Work};
 use bursar_model::{Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, registry, registry::FamilyConfig};
 use indicatif::ProgressBar;
