@@ -113,8 +113,8 @@ const RECORDED: [Recorded; 23] = [
 /// Largest allowed errors in one activation type, relative to the largest recorded number. They
 /// apply to the comparison with the recorded f32 numbers, and to the comparison of two ways to
 /// compute the same numbers with this code. On an H200 (bf16, then f16), the embeddings are off by
-/// at most 1.6e-2 and 2.6e-3, and the logits of models without experts and states by 4.8e-2 and
-/// 5.7e-3. For other models, see `tolerance`. In the same types on a CPU, the embeddings of
+/// at most 1.6e-2 and 2.6e-3, and the logits of models without experts, states and output norms by
+/// 4.8e-2 and 5.7e-3. For other models, see `tolerance`. In the same types on a CPU, the embeddings of
 /// transformers itself are off by 1.6e-2 and 2.3e-3, and its logits by 3.2e-2 and 3.1e-3.
 struct Tolerance {
     embeddings: f32,
@@ -126,13 +126,15 @@ struct Tolerance {
 /// off by 3.5e-1 for `short` of `qwen3_5_moe`, because its states keep the values that such a token
 /// wrote. Bursar's logits for this prompt are off by 4.8e-1 on an H200. States also add up the
 /// errors of all tokens: transformers' bf16 logits of `qwen3_5` are off by 6.6e-2, and Bursar's by
-/// 7.2e-2 on an H200, and by 1.2e-2 in f16.
-fn tolerance(activation: DType, has_experts: bool, has_states: bool) -> Tolerance {
+/// 7.2e-2 on an H200, and by 1.2e-2 in f16. Norms of the outputs of layers, as in Gemma 3, enlarge
+/// errors too: transformers' logits of `gemma3_text` are off by 7.4e-2 in bf16 and by 9.8e-3 in f16,
+/// and Bursar's by 4.9e-2 and 8.2e-3.
+fn tolerance(activation: DType, has_experts: bool, enlarges_errors: bool) -> Tolerance {
     let logits = match activation {
         DType::BF16 if has_experts => 6e-1,
-        DType::BF16 if has_states => 9e-2,
+        DType::BF16 if enlarges_errors => 9e-2,
         DType::BF16 => 6e-2,
-        DType::F16 if has_states => 1.5e-2,
+        DType::F16 if enlarges_errors => 1.5e-2,
         _ => 8e-3,
     };
     Tolerance { embeddings: if activation == DType::BF16 { 2.5e-2 } else { 4e-3 }, logits }
@@ -157,7 +159,8 @@ fn stories(gpu: &Gpu) -> impl Iterator<Item = Story> {
             let activation = bench.backend.target().activation();
             let family = recorded.folder.rsplit('/').next().expect("a folder has a name");
             let has_states = bench.model.state_shape(bench.backend.target()).is_some();
-            let tolerance = tolerance(activation, bench.model.expert_loads().is_some(), has_states);
+            let enlarges_errors = has_states || bench.model.config().decoder().output_norms;
+            let tolerance = tolerance(activation, bench.model.expert_loads().is_some(), enlarges_errors);
             Story { bench, cases, tolerance, name: format!("{family} in {activation}") }
         },
     )
