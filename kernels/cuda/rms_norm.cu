@@ -24,6 +24,17 @@
 #include "expert_sum.cuh"
 #include "norm_rows.cuh"
 
+// Adds the squares of `WIDTH` elements to `squares`.
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void add_squares(const Words<WIDTH, Element>& kept, float& squares) {
+    float values[WIDTH];
+    widen<WIDTH, Element>(kept, values);
+#pragma unroll
+    for (uint32_t i = 0; i < WIDTH; ++i) {
+        squares += values[i] * values[i];
+    }
+}
+
 // Normalizes every gridDim.x-th row, `WIDTH` elements at a time. Each thread has the same columns
 // in all of its rows, so the weights are read once. The next row is loaded while the current row is
 // summed. Registers hold elements unconverted, as they are in memory.
@@ -35,14 +46,6 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     Kept weights[HELD], ahead[HELD];
     const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
     const auto fetch = [&](uint64_t row) { fetch_row<WIDTH>(call, vectors, row, ahead); };
-    const auto add_squares = [&](const Kept& kept, float& squares) {
-        float values[WIDTH];
-        widen<WIDTH, Element>(kept, values);
-#pragma unroll
-        for (uint32_t i = 0; i < WIDTH; ++i) {
-            squares += values[i] * values[i];
-        }
-    };
     // No kernel writes weights, so they are read before `wait_for_previous_kernel`.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
     wait_for_previous_kernel();
@@ -58,14 +61,14 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
         float squares = 0.0f;
         each([&](uint32_t slot, uint32_t) {
             kept[slot] = ahead[slot];
-            add_squares(kept[slot], squares);
+            add_squares<WIDTH, Element>(kept[slot], squares);
         });
         if (row + gridDim.x < call.rows) {
             fetch(row + gridDim.x);
         }
 #pragma unroll 1
         for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
-            add_squares(load_words<WIDTH>(x + vector * WIDTH), squares);
+            add_squares<WIDTH, Element>(load_words<WIDTH>(x + vector * WIDTH), squares);
         }
         const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
         each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], call.weight_offset, factor, out + column); });
@@ -89,14 +92,6 @@ __device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, uint32_
     const uint32_t vectors = call.hidden / WIDTH, rest = threadIdx.x + HELD * blockDim.x;
     Kept weights[HELD];
     const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
-    const auto add_squares = [&](const Kept& kept, float& squares) {
-        float values[WIDTH];
-        widen<WIDTH, Element>(kept, values);
-#pragma unroll
-        for (uint32_t i = 0; i < WIDTH; ++i) {
-            squares += values[i] * values[i];
-        }
-    };
     // No kernel writes weights, so they are read before `wait_for_previous_kernel`.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
     wait_for_previous_kernel();
@@ -110,10 +105,10 @@ __device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, uint32_
             kept[slot] = load_words<WIDTH>(x + column);
             held[slot] = load_words<WIDTH>(sum + column);
         });
-        each([&](uint32_t slot, uint32_t) { add_squares(kept[slot], squares); });
+        each([&](uint32_t slot, uint32_t) { add_squares<WIDTH, Element>(kept[slot], squares); });
 #pragma unroll 1
         for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
-            add_squares(load_words<WIDTH>(x + vector * WIDTH), squares);
+            add_squares<WIDTH, Element>(load_words<WIDTH>(x + vector * WIDTH), squares);
         }
         const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
         const auto add = [&](const Kept& kept, const Kept& weight, const Kept& held, Element* to) {

@@ -163,9 +163,9 @@ async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Res
     // starts, after a crash or a sleep. During these starts, the service must not show the model as
     // loading for the first time.
     let last = Arc::new(Mutex::new(Some(String::new())));
-    let heard_last = last.clone();
+    let shown_last = last.clone();
     let on_progress = move |progress: Progress| {
-        let mut last = heard_last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = shown_last.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(last) = &mut *last else { return };
         if let Some(now) = described(&progress).filter(|now| now != last) {
             shown.set(loading.clone(), ModelState::Loading(now.as_str().into()));

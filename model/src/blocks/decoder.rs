@@ -160,8 +160,7 @@ impl Decoder {
 
     /// The arguments of layer `layer` in a step.
     fn pass<'a>(&'a self, layer: usize, inputs: &'a StepInputs<'a>) -> LayerPass<'a> {
-        let is_local = self.config.local_rope.as_ref().is_some_and(|local| local.is_in.get(layer) == Some(&true));
-        let rope = self.local_rope.as_ref().filter(|_| is_local).unwrap_or(&self.rope);
+        let rope = self.local_rope.as_ref().filter(|_| self.config.has_local_rope(layer)).unwrap_or(&self.rope);
         LayerPass { config: &self.config, rope, inputs }
     }
 

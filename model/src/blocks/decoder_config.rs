@@ -93,7 +93,7 @@ pub enum DraftHeadConfig {
         /// Whether the head has a separate embedding in place of the decoder's.
         has_embedding: bool,
     },
-    /// An EAGLE-3 head, which has a checkpoint of its own.
+    /// An EAGLE-3 head, which is in a separate checkpoint.
     Eagle3(Box<Eagle3Config>),
 }
 
@@ -288,9 +288,14 @@ impl DecoderConfig {
     /// The base and the scaling of the rotary frequencies of a layer.
     pub fn rope_of(&self, layer: usize) -> (f64, &RopeScaling) {
         match &self.local_rope {
-            Some(local) if local.is_in.get(layer) == Some(&true) => (local.theta, &local.scaling),
+            Some(local) if self.has_local_rope(layer) => (local.theta, &local.scaling),
             _ => (self.rope_theta, &self.rope_scaling),
         }
+    }
+
+    /// Whether the rotary frequencies of a layer are the [local ones](Self::local_rope).
+    pub fn has_local_rope(&self, layer: usize) -> bool {
+        self.local_rope.as_ref().is_some_and(|local| local.is_in.get(layer) == Some(&true))
     }
 
     /// Whether a layer has attention. A layer without attention has a gated delta net. The layer of

@@ -165,7 +165,7 @@ impl Checkpoint {
         Checkpoint { state_dtype, ..self }
     }
 
-    /// The same checkpoint, with a draft model that has a checkpoint of its own, such as an EAGLE-3
+    /// The same checkpoint, with a draft model from a separate checkpoint, such as an EAGLE-3
     /// head. Its tensors are named `draft_model.*`. A copy of the model's own embedding is left out.
     /// [`with_draft_head`](Self::with_draft_head) then loads the draft model's head. For a random
     /// checkpoint, the draft model needs no weights.

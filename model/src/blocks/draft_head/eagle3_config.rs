@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     blocks::{
-        config_error::{ConfigError, HEAD_MAX},
+        config_error::ConfigError,
         config_keys,
         decoder_config::{AxesRule, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind},
         sliding_window::{SlidingWindow, WindowRule},
@@ -54,12 +54,6 @@ struct Fields {
     norm_before_residual: Option<bool>,
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
     eagle_config: Option<Map<String, Value>>,
-}
-
-/// The layers in `eagle_config`.
-#[derive(Deserialize)]
-struct EagleFields {
-    eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
 }
 
 /// Keys of variants of EAGLE-3 that add norms, read other rows or draft several tokens in parallel
@@ -118,7 +112,7 @@ fn layer_outputs(config: &Map<String, Value>) -> Result<Option<Vec<usize>>, Conf
     };
     match config.iter().find(|pair| !is_usual(*pair)) {
         Some((key, value)) => Err(config_keys::unknown("eagle_config.", key, value)),
-        None => Ok(EagleFields::deserialize(config)?.eagle_aux_hidden_state_layer_ids),
+        None => Ok(Option::deserialize(config.get(LAYERS).unwrap_or(&Value::Null))?),
     }
 }
 
@@ -175,7 +169,6 @@ fn layer(place: &str, fields: &Map<String, Value>, decoder: &DecoderConfig) -> R
     };
     let layer = DecoderConfig::read(place, fields, &defaults)?;
     ConfigError::check_size("num_hidden_layers", layer.layers, 1)?;
-    ConfigError::check_size("num_attention_heads", layer.heads, HEAD_MAX)?;
     let sliding = decoder.sliding.as_ref().filter(|sliding| sliding.has(decoder.layers));
     let sliding = sliding.map(|sliding| SlidingWindow { tokens: sliding.tokens, is_in: vec![true] });
     Ok(DecoderConfig { sliding, ..layer })

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::blocks::decoder_shape::{DecoderShape, ShapeText};
 use crate::families::ReleasedShape;
 
-/// Control tokens of Gemma 3 for text. In the template, a system turn is a turn of its own; the
+/// Control tokens of Gemma 3 for text. In the template, a system turn is a separate turn; the
 /// released template puts its text before the first turn of the user.
 const TEXT: ShapeText = ShapeText {
     control: &["<bos>", "<eos>", "<pad>", "<unk>", "<start_of_turn>", "<end_of_turn>"],
