@@ -28,7 +28,7 @@ use bursar_model::flow::{CacheGroup, CacheGroups, PictureHash, PrefixKeys};
 
 use cast::{
     Chance, PATCHES_A_ROW, Request, STOP, chosen, content, drafter, drafts, has_draft_head, sampler, token_interval,
-    weights,
+    weights, whole_picture_tokens,
 };
 use tiers::{HostMemory, HostRows};
 use worlds::{for_each_world, run_and_say, scheduler, vision};
@@ -118,8 +118,8 @@ impl World {
         let blocks = chance.between(4, 40);
         let context = chance.between(blocks.div_ceil(2), blocks) * BLOCK_TOKENS;
         let kv_tokens = blocks * BLOCK_TOKENS;
-        let limits =
-            Limits { sequences, step_tokens: sequences + chance.below(60), draft_tokens: drafts(seed), kv_tokens };
+        let step_tokens = sequences + whole_picture_tokens(seed) + chance.below(60);
+        let limits = Limits { sequences, step_tokens, draft_tokens: drafts(seed), kv_tokens };
         // With windows, a context may be longer than the pool.
         let context = if groups.full() == groups.count() {
             context

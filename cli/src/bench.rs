@@ -191,8 +191,9 @@ async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
     let cut = move || {
         let random = registry::without_weights(origin.fetch_settings().ok()?).ok()?;
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).ok()?;
-        let patch = FamilyConfig::of(&checkpoint).ok()?.patch()?.side as u32;
-        Some(PatchGeometry { patch, tiling: checkpoint.image_processor?.config().tiling })
+        let family = FamilyConfig::of(&checkpoint).ok()?;
+        let (patch, merge) = (family.patch()?.side as u32, family.merge()?);
+        Some(PatchGeometry { patch, merge, tiling: checkpoint.image_processor?.config().tiling })
     };
     tokio::task::spawn_blocking(cut).await.ok()?
 }

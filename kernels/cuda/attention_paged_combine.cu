@@ -83,11 +83,12 @@ __device__ __forceinline__ void combine(T* out, const float* parts, const Argume
     extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_paged_combine_##NAME##_d##D(      \
         TYPE* out, const float* parts, const uint32_t* query_starts, const uint32_t* context_lengths,    \
         uint32_t out_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads,  \
-        uint32_t kv_heads, uint32_t blocks_max, uint32_t window, uint32_t splits, const float* scales,   \
-        float scale) {                                                                                   \
+        uint32_t kv_heads, uint32_t blocks_max, uint32_t window, uint32_t splits,                        \
+        const uint32_t* key_ends, const float* scales, float scale) {                                    \
         const Arguments arguments = {                                                                    \
             query_starts,   context_lengths,  nullptr,  out_pitch, 0,          rows,   sequences,        \
-            first_sequence, heads / kv_heads, kv_heads, 0,         blocks_max, window, splits, scales, scale}; \
+            first_sequence, heads / kv_heads, kv_heads, 0,         blocks_max, window, splits, key_ends,     \
+            scales, scale};                                                                              \
         combine<D>(out, parts, arguments);                                                               \
     }
 

@@ -15,9 +15,11 @@
 //                    context are not read, and neither are entries before the block with the first
 //                    token that a row of s attends to
 //   window           the most tokens that a row attends to, at least 1; NO_WINDOW for all
+//   key_ends         [rows] u32, or null: row r of the batch also attends to the later tokens of its
+//                    sequence before token key_ends[r]; does not decrease within a sequence
 //   out              [rows, heads * D], rows `out_pitch` elements apart
 // Row r of a sequence's n rows attends to the last `window` of the first context - n + r + 1
-// tokens. If that number is zero or less, the row's output is zeros. Query head h uses KV head
+// tokens, and to later tokens according to `key_ends`. If the first number is zero or less, the row's output is zeros. Query head h uses KV head
 // h / (heads / kv_heads). The kernel does not write the output of sequences before
 // `first_sequence` and of rows that belong to no sequence. A sequence may have any number of rows,
 // including 0 and 1.
@@ -250,11 +252,12 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
 }
 
 // Processes one tile: its query vectors over the keys 0 .. keys. If `CAUSAL`, row r of the sequence
-// attends only to the last `window` of the first visible + r keys.
-template <typename T, int D, bool CAUSAL, typename Keys>
+// attends only to the last `window` of the first visible + r keys, and to the keys after them that
+// come before end_of(r, visible + r).
+template <typename T, int D, bool CAUSAL, typename Keys, typename EndOf>
 __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                        const QueryPlaces& places, const Keys& source, int32_t keys, int32_t visible,
-                                       int32_t window, float scale, float value_scale) {
+                                       int32_t window, const EndOf& end_of, float scale, float value_scale) {
     using Cached = typename Keys::Element;
     using Operand = Multiplied<T, Cached>;
     __shared__ __align__(16) Operand rows[2 * KEYS<D> * ROW<D>];
@@ -289,13 +292,20 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         __syncthreads();
     }
 
+    int32_t causal[2] = {keys, keys};  // as without later keys
     int32_t limit[2] = {keys, keys};
+    int32_t first_causal = keys;
     int32_t seen_by_all = keys;
     if (CAUSAL) {
         const uint32_t own = threadIdx.x / 32 * 16 + lane / 4;
-        limit[0] = min(keys, visible + static_cast<int32_t>(places.row(own)));
-        limit[1] = min(keys, visible + static_cast<int32_t>(places.row(own + 8)));
-        seen_by_all = min(keys, visible + static_cast<int32_t>(places.row(0)));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t row = places.row(own + 8 * i);
+            causal[i] = min(keys, visible + static_cast<int32_t>(row));
+            limit[i] = min(keys, end_of(row, causal[i]));
+        }
+        first_causal = min(keys, visible + static_cast<int32_t>(places.row(0)));
+        seen_by_all = min(keys, end_of(places.row(0), first_causal));
     }
     OnlineSoftmax softmax;
     softmax.begin();
@@ -312,8 +322,8 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         }
         // A tile has at most QUERIES rows. Only the steps with the lowest keys, which run last,
         // have keys before a row's window.
-        if (CAUSAL && step * KEYS<D> < seen_by_all + QUERIES - 1 - window) {
-            const int32_t first[2] = {limit[0] - window, limit[1] - window};
+        if (CAUSAL && step * KEYS<D> < first_causal + QUERIES - 1 - window) {
+            const int32_t first[2] = {causal[0] - window, causal[1] - window};
             OnlineSoftmax::mask_before(scores, step * KEYS<D> + static_cast<int32_t>(lane % 4 * 2), first);
         }
         float shrink[2];
@@ -378,7 +388,8 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
                                                 const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,
                                                 uint32_t rows, uint32_t sequences, uint32_t first_sequence,
                                                 uint32_t heads, uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max,
-                                                uint32_t window, const float* scales, float scale) {
+                                                uint32_t window, const uint32_t* key_ends, const float* scales,
+                                                float scale) {
     const uint32_t group = heads / kv_heads;
     const uint32_t kv_head = blockIdx.x % kv_heads;
     TileCursor cursor = {first_sequence, 0};
@@ -392,7 +403,8 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;
     // From here on, blocks and keys are counted from the tile's first block.
     const int32_t first_block = first_block_of(visible + static_cast<int32_t>(tile.first_query / group), window);
-    visible -= first_block * static_cast<int32_t>(BLOCK_TOKENS);
+    const int32_t skipped = first_block * static_cast<int32_t>(BLOCK_TOKENS);
+    visible -= skipped;
     const QueryPlaces places = {tile.first_query, tile.rows * group, group, kv_head * group, tile.first_row};
     const int32_t last_row = min((tile.first_query + QUERIES - 1) / group, tile.rows - 1);
     PagedKeys<Cached, D> source;
@@ -406,8 +418,13 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
         scale *= __ldg(scales + kv_head);
         value_scale = __ldg(scales + kv_heads + kv_head);
     }
-    attend<T, D, true>(queries, query_pitch, out, out_pitch, places, source, max(visible + last_row, 0), visible,
-                       static_cast<int32_t>(window), scale, value_scale);
+    const auto end_of = [&](uint32_t row, int32_t causal) {
+        row = tile.first_row + min(row, tile.rows - 1);
+        return key_end(key_ends, row, causal + skipped, context) - skipped;
+    };
+    const int32_t keys = max(end_of(last_row, visible + last_row), 0);
+    attend<T, D, true>(queries, query_pitch, out, out_pitch, places, source, keys, visible,
+                       static_cast<int32_t>(window), end_of, scale, value_scale);
 }
 
 // With `WINDOWS`, each sequence is one tile.
@@ -436,7 +453,8 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
     if (WINDOWS) {
         attend_once<T, D>(qkv, pitch, out, out_pitch, places, source, keys, scale);
     } else {
-        attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, keys, 0, 0, scale, 1.0f);
+        const auto end_of = [](uint32_t, int32_t causal) { return causal; };
+        attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, keys, 0, 0, end_of, scale, 1.0f);
     }
 }
 
@@ -451,10 +469,11 @@ constexpr int RESIDENT = D == 32 ? 4 : D >= 128 ? 2 : 3;
         TYPE* out, const TYPE* queries, const CACHED* layer, const uint32_t* query_starts,                          \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,    \
         uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,              \
-        uint32_t blocks, uint32_t blocks_max, uint32_t window, const float* scales, float scale) {                  \
+        uint32_t blocks, uint32_t blocks_max, uint32_t window, const uint32_t* key_ends, const float* scales,       \
+        float scale) {                                                                                              \
         attention_paged<TYPE, CACHED, D>(out, queries, layer, query_starts, context_lengths, block_tables,          \
                                          out_pitch, query_pitch, rows, sequences, first_sequence, heads, kv_heads,  \
-                                         blocks, blocks_max, window, scales, scale);                                \
+                                         blocks, blocks_max, window, key_ends, scales, scale);                      \
     }
 
 #define ATTENTION_PACKED(TYPE, NAME, D)                                                                        \

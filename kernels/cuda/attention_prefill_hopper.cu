@@ -215,9 +215,9 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         int32_t limit[2] = {job.keys, job.keys};
         int32_t seen_by_all = job.keys;
         if (S::PAGED) {
-            limit[0] = min(job.keys, job.visible + static_cast<int32_t>((job.first_query + own) / arguments.group));
-            limit[1] = min(job.keys, job.visible + static_cast<int32_t>((job.first_query + own + 8) / arguments.group));
-            seen_by_all = min(job.keys, job.visible + static_cast<int32_t>(job.first_query / arguments.group));
+            limit[0] = min(job.keys, job.end(job.row_of(own, arguments), arguments));
+            limit[1] = min(job.keys, job.end(job.row_of(own + 8, arguments), arguments));
+            seen_by_all = min(job.keys, job.end(job.row_of(0, arguments), arguments));
         }
         const float factor = S::E4M3 ? arguments.factor(job.head) : arguments.scale * LOG2_E;
         OnlineSoftmax softmax;
@@ -232,7 +232,8 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             // have keys before a row's window.
             const int32_t window = static_cast<int32_t>(arguments.window);
             if (S::PAGED && step * S::KEYS < seen_by_all + S::QUERIES - 1 - window) {
-                const int32_t first[2] = {limit[0] - window, limit[1] - window};
+                const int32_t first[2] = {job.causal(job.row_of(own, arguments)) - window,
+                                          job.causal(job.row_of(own + 8, arguments)) - window};
                 OnlineSoftmax::mask_before(scores, step * S::KEYS + static_cast<int32_t>(lane % 4 * 2), first);
             }
             softmax.step(scores, factor, shrink);
@@ -387,10 +388,11 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,              \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,          \
         uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,                    \
-        uint32_t blocks, uint32_t blocks_max, uint32_t window, const float* scales, float scale) {                        \
+        uint32_t blocks, uint32_t blocks_max, uint32_t window, const uint32_t* key_ends, const float* scales,             \
+        float scale) {                                                                                                    \
         const Arguments arguments = {                                                                                     \
             query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows, sequences,                      \
-            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  window, 1, scales, scale};            \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  window, 1, key_ends, scales, scale};  \
         attention<Paged<D, false, E4M3>>(map, out, nullptr, queries, arguments);                                          \
     }                                                                                                                     \
     extern "C" __global__ void __launch_bounds__(Paged<D, true, E4M3>::THREADS, 1)                                        \
@@ -399,10 +401,11 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
             const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,              \
             uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads,             \
             uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, uint32_t window, uint32_t splits,                    \
-            const float* scales, float scale) {                                                                           \
+            const uint32_t* key_ends, const float* scales, float scale) {                                                 \
         const Arguments arguments = {                                                                                     \
             query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows,   sequences,                    \
-            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  window, splits, scales, scale};       \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  window, splits, key_ends, scales,      \
+            scale};                                                                                                       \
         attention<Paged<D, true, E4M3>>(map, out, parts, queries, arguments);                                             \
     }
 
@@ -416,7 +419,8 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, \
         uint32_t pitch, uint32_t rows, uint32_t sequences, uint32_t heads, float scale) {                              \
         const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, sequences,                      \
-                                     0,      1,       heads,   0,         0,     0,    1,       nullptr, scale};       \
+                                     0,      1,       heads,   0,         0,     0,    1,       nullptr, nullptr,      \
+                                     scale};                                                                           \
         attention<Packed<D>>(map, out, nullptr, qkv, arguments);                                                       \
     }
 

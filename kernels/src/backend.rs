@@ -187,6 +187,8 @@ pub trait Backend {
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError>;
     /// Applies the Gaussian error linear unit in place.
     fn gelu(&self, call: calls::ApplyGelu<'_>) -> Result<(), KernelError>;
+    /// Computes means of consecutive rows.
+    fn mean_rows(&self, call: calls::MeanRows<'_>) -> Result<(), KernelError>;
     /// Copies rows from given indices.
     fn gather_rows(&self, call: calls::GatherRows<'_>) -> Result<(), KernelError>;
     /// Writes rows to given indices.
@@ -228,6 +230,7 @@ macro_rules! each_operation {
             gelu: $crate::calls::ApplyGelu<'_>,
             gather_rows: $crate::calls::GatherRows<'_>,
             scatter_rows: $crate::calls::ScatterRows<'_>,
+            mean_rows: $crate::calls::MeanRows<'_>,
             add_rows: $crate::calls::AddRows<'_>,
             argmax: $crate::calls::Argmax<'_>,
             sample: $crate::calls::Sample<'_>,

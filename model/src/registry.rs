@@ -17,8 +17,8 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
-        Files, ReleasedShape, Settings, VisionSettings, Weights, gemma3, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl,
-        qwen3, qwen3_5, qwen3_5_text, qwen3_vl,
+        Files, ReleasedShape, Settings, VisionSettings, Weights, gemma3, gemma3_text, internvl, llama, qwen2,
+        qwen2_5_vl, qwen2_vl, qwen3, qwen3_5, qwen3_5_text, qwen3_vl,
     },
     flow::{Grid, LayoutError, MediaGrid, PromptLayout, ResizedImage},
     nearest_names,
@@ -327,8 +327,10 @@ families! {
     Llama: llama;
     /// InternVL 3 and 3.5: pictures, videos and text.
     InternVl: internvl;
-    /// Gemma 3: text only.
+    /// Gemma 3: pictures and text.
     Gemma3: gemma3;
+    /// Gemma 3: text only.
+    Gemma3Text: gemma3_text;
 }
 
 impl FamilyConfig {
@@ -361,6 +363,13 @@ impl FamilyConfig {
     /// The grid of each picture that the encoder processes, if all are tiles of the same size.
     pub fn tile(&self) -> Option<Grid> {
         self.pictures().and_then(|pictures| pictures.tile)
+    }
+
+    /// Tokens of the largest picture that a step must contain whole, if pictures have at most
+    /// `picture_patches` patches. 0 if attention is causal, so that a step may end within a picture.
+    pub fn whole_picture_tokens(&self, picture_patches: usize) -> usize {
+        let Some(pictures) = self.pictures().filter(|_| self.decoder().step_format().whole_pictures) else { return 0 };
+        pictures.merge.tokens(pictures.tile.map_or(picture_patches, |tile| tile.patches()))
     }
 
     /// The layout of a row of the vision cache. If the family takes no pictures, there is no such

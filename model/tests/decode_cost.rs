@@ -8,7 +8,7 @@ use std::io::Cursor;
 use bursar_model::flow::encoded_image::{EncodedImage, ImageLimits};
 use bursar_model::flow::rgb_image::RgbImage;
 use bursar_model::flow::video::Video;
-use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Tiling, VideoProcessor};
+use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, TileCut, Tiling, VideoProcessor};
 use heap::peak_of;
 use image::{DynamicImage, ImageFormat};
 
@@ -85,7 +85,7 @@ fn process_video() {
 /// Three by four tiles and the thumbnail. All of them are kept, and each has exactly the
 /// memory of its pixels.
 fn process_tiles() {
-    let tiling = Tiling { side: 84, least: 1, most: 12, has_thumbnail: true };
+    let tiling = Tiling { side: 84, least: 1, most: 12, has_thumbnail: true, cut: TileCut::Resized };
     let pixel_bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
     let config = ImageProcessorConfig { tiling: Some(tiling), pixel_bounds, ..ImageProcessorConfig::default() };
     let processor = ImageProcessor::new(config).expect("valid settings");

@@ -31,7 +31,10 @@ const RECORDED: [Recorded; 23] = [
     text("tests/golden/mistral_windowed"),
     text("tests/golden/qwen2_windowed"),
     text("tests/golden/gemma3_text"),
-    text("tests/golden/gemma3"),
+    Recorded {
+        folder: "tests/golden/gemma3",
+        cases: &["short", "long", "one_image", "several_images", "two_turns", "pan_and_scan", "pan_and_scan_tall"],
+    },
     text("tests/golden/qwen3_moe"),
     text("tests/golden/qwen3_moe_sparse"),
     Recorded {

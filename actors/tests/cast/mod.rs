@@ -85,6 +85,15 @@ pub fn drafts(seed: u64) -> usize {
     if seed % 3 == 2 { 1 + seed as usize % 7 } else { 0 }
 }
 
+/// The most tokens of a picture.
+const PICTURE_ROWS_MAX: usize = 7;
+
+/// Tokens of the largest picture in every third world, where no step may end within a picture; 0 in
+/// the other worlds.
+pub fn whole_picture_tokens(seed: u64) -> usize {
+    if seed % 3 == 1 { PICTURE_ROWS_MAX } else { 0 }
+}
+
 pub const STOP: u32 = 0;
 pub const PATCHES_A_ROW: usize = 4;
 
@@ -141,7 +150,7 @@ impl Request {
             .map(|_| {
                 // There are only seven keys, so that pictures repeat. The key determines the size.
                 let name = chance.below(7) as u8;
-                let rows = 1 + usize::from(name) % 7;
+                let rows = 1 + usize::from(name) % PICTURE_ROWS_MAX;
                 EncodeRequest { key: PictureHash([name; 32]), rows, patches: rows * PATCHES_A_ROW, has_pixels: true }
             })
             .collect();

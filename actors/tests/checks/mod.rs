@@ -44,6 +44,11 @@ impl World {
             let mut tokens = sequence.tokens.iter().chain(&unseen);
             assert_eq!(tokens.nth(batch.context_lengths[part] as usize - 1), Some(&last), "the last token of {id}");
             let length = batch.context_lengths[part] as usize;
+            if whole_picture_tokens(self.seed) > 0 {
+                let pictures = sequence.pictures.iter().map(|picture| &picture.content.tokens);
+                let cut = pictures.into_iter().find(|tokens| tokens.start < length && length < tokens.end);
+                assert_eq!(cut, None, "a step ends within a picture of {id}");
+            }
             let new = (batch.query_starts[part + 1] - batch.query_starts[part]) as usize;
             for (group, CacheGroup { window, .. }) in self.groups.as_slice().iter().enumerate() {
                 let table = &batch.block_tables[(group * plan.parts.len() + part) * batch.blocks_max()..];

@@ -172,6 +172,7 @@ impl Backend for Slow {
         gelu: calls::ApplyGelu<'_>,
         gather_rows: calls::GatherRows<'_>,
         scatter_rows: calls::ScatterRows<'_>,
+        mean_rows: calls::MeanRows<'_>,
         add_rows: calls::AddRows<'_>,
         argmax: calls::Argmax<'_>,
     }

@@ -14,7 +14,7 @@ pub fn scheduler(limits: Limits, groups: &CacheGroups, looks_ahead: bool, seed: 
         .with_groups(groups.clone())
         .with_token_interval(token_interval(seed).filter(|_| seed.is_multiple_of(2)));
     let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
-    let scheduler = scheduler.with_draft_head(has_draft_head(seed));
+    let scheduler = scheduler.with_draft_head(has_draft_head(seed)).with_whole_pictures(whole_picture_tokens(seed));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
 }
 

@@ -44,6 +44,8 @@ pub struct PictureLoad {
 pub struct PatchGeometry {
     /// Pixels along a patch's side.
     pub patch: u32,
+    /// How patches merge into tokens.
+    pub merge: MergeSize,
     /// Tiles that pictures are cut into, if any.
     pub tiling: Option<Tiling>,
 }
@@ -80,7 +82,7 @@ pub const FULL: Workload = Workload {
         PictureLoad { count: 64, width: 1036, height: 1036, replies: &[1, 128] },
         PictureLoad { count: 16, width: 1932, height: 1092, replies: &[1, 128] },
     ],
-    cut: PatchGeometry { patch: 14, tiling: None },
+    cut: PatchGeometry { patch: 14, merge: PAIRS, tiling: None },
     step_tokens: Envelope::gpu().step_tokens,
 };
 
@@ -94,12 +96,12 @@ pub const QUICK: Workload = Workload {
         PictureLoad { count: 4, width: 224, height: 224, replies: &[1, 8] },
         PictureLoad { count: 2, width: 448, height: 336, replies: &[1, 8] },
     ],
-    cut: PatchGeometry { patch: 14, tiling: None },
+    cut: PatchGeometry { patch: 14, merge: PAIRS, tiling: None },
     step_tokens: 256,
 };
 
-/// Merging of patches into tokens, the same in every served family.
-const MERGE: MergeSize = MergeSize::new(2);
+/// Two by two patches are a token, as in most families.
+const PAIRS: MergeSize = MergeSize::new(2);
 
 /// Upper bound of the tokens around a picture: the turn's markers and the question, at one token
 /// per byte.
@@ -110,7 +112,7 @@ impl Workload {
     /// picture becomes the nearest whole number of merged patches, so that no picture is resized,
     /// except to stretch it over tiles.
     pub fn cut_by(self, cut: PatchGeometry) -> Workload {
-        let factor = cut.patch * MERGE.side() as u32;
+        let factor = cut.patch * cut.merge.side() as u32;
         let whole = |side: u32| (side + factor / 2) / factor * factor;
         let pictures = self.pictures.map(|pictures| PictureLoad {
             width: whole(pictures.width),
@@ -122,7 +124,7 @@ impl Workload {
 
     /// Returns the number of patches of each picture.
     pub fn patches(&self, pictures: &PictureLoad) -> usize {
-        let PatchGeometry { patch, tiling } = self.cut;
+        let PatchGeometry { patch, tiling, .. } = self.cut;
         let of = |width: u32, height: u32| (width / patch) as usize * (height / patch) as usize;
         let PictureLoad { width, height, .. } = *pictures;
         let Some(tiling) = tiling else { return of(width, height) };
@@ -142,10 +144,10 @@ impl Workload {
         let of_text = self.prefill.iter().map(|prompts| prompts.length + 1).chain([self.context + self.steps + 1]);
         let of_pictures = self.pictures.iter().map(|pictures| {
             let reply = pictures.replies.iter().copied().max().unwrap_or_default();
-            MERGE.tokens(self.patches(pictures)) + AROUND + reply
+            self.cut.merge.tokens(self.patches(pictures)) + AROUND + reply
         });
         let patches = self.pictures.iter().map(|pictures| self.patches(pictures));
-        let largest = patches.max().unwrap_or(MERGE.patches_per_token());
+        let largest = patches.max().unwrap_or(self.cut.merge.patches_per_token());
         Envelope {
             context_tokens: of_text.chain(of_pictures).max().unwrap_or(2).next_power_of_two(),
             sequences: self.requests(),
@@ -166,13 +168,15 @@ impl Workload {
 mod tests {
     use std::sync::Arc;
 
-    use bursar_model::{checkpoint::Checkpoint, checkpoint::CheckpointSource, registry::shape_settings};
+    use bursar_model::{
+        checkpoint::Checkpoint, checkpoint::CheckpointSource, processor::TileCut, registry::shape_settings,
+    };
 
     use super::*;
 
-    const SIXTEEN: PatchGeometry = PatchGeometry { patch: 16, tiling: None };
-    const TILES: PatchGeometry =
-        PatchGeometry { patch: 14, tiling: Some(Tiling { side: 448, least: 1, most: 12, has_thumbnail: true }) };
+    const SIXTEEN: PatchGeometry = PatchGeometry { patch: 16, merge: PAIRS, tiling: None };
+    const TILES: PatchGeometry = PatchGeometry { patch: 14, merge: PAIRS, tiling: Some(INTERNVL) };
+    const INTERNVL: Tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true, cut: TileCut::Resized };
 
     #[test]
     fn a_tiled_picture_has_the_patches_of_all_tiles() {
@@ -198,7 +202,7 @@ mod tests {
     #[test]
     fn no_picture_of_the_full_workload_is_resized() {
         for (shape, patch) in [("qwen2.5-vl-7b", 14), ("qwen3-vl-8b", 16)] {
-            let workload = FULL.cut_by(PatchGeometry { patch, tiling: None });
+            let workload = FULL.cut_by(PatchGeometry { patch, merge: PAIRS, tiling: None });
             let random = shape_settings(shape).expect("a known shape");
             let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("a checkpoint");
             let processor = checkpoint.image_processor.expect("the model takes pictures");

@@ -89,6 +89,7 @@ struct Arguments {
     uint32_t blocks_max;
     uint32_t window;  // the most tokens that a row attends to, paged only
     uint32_t splits;  // number of jobs that share a tile's keys; 1 unless `SPLIT`
+    const uint32_t* key_ends;  // [rows], see attention_prefill.cu; may be null, paged only
     const float* scales;  // [2, kv_heads], for a cache in E4M3; null otherwise
     float scale;
 
@@ -114,10 +115,24 @@ struct Job {
     // Index in `block_tables` of the first block that the tile reads. Keys count from that block.
     uint32_t table;
     int32_t keys;     // keys up to the last key that any row of the tile attends to
-    int32_t visible;  // keys up to the last key that row 0 of the sequence attends to
+    int32_t visible;  // keys up to the token of row 0 of the sequence
+    int32_t skipped;  // keys of the sequence before the tile's first block
+    int32_t context;  // keys of the sequence, counted like `keys`
     int32_t first_step;
     int32_t last_step;
     uint32_t ends_with_stale_keys;  // 1 if the last step ends with keys that must not be used
+
+    // The row of the sequence that a query vector of the tile belongs to.
+    __device__ __forceinline__ uint32_t row_of(uint32_t query, const Arguments& arguments) const {
+        return (first_query + query) / arguments.group;
+    }
+    // Keys up to the token of this row.
+    __device__ __forceinline__ int32_t causal(uint32_t row) const { return visible + static_cast<int32_t>(row); }
+    // Keys up to the last key that this row attends to.
+    __device__ __forceinline__ int32_t end(uint32_t row, const Arguments& arguments) const {
+        const uint32_t of_batch = first_row + min(row, rows - 1);
+        return key_end(arguments.key_ends, of_batch, causal(row) + skipped, context + skipped) - skipped;
+    }
 };
 
 __device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
@@ -136,15 +151,17 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
             min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
         const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
         const int32_t visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
-        const int32_t keys = max(visible + static_cast<int32_t>(last_row), 0);
-        // Blocks past the keys are read as zeros, but the end of the context's last block contains
-        // arbitrary old data.
-        job.ends_with_stale_keys = whole_blocks(keys) * BLOCK_TOKENS > context;
         const int32_t first_row = static_cast<int32_t>(tile.first_query / arguments.group);
         const int32_t first_block = first_block_of(visible + first_row, arguments.window);
         job.table = tile.sequence * arguments.blocks_max + first_block;
-        job.visible = visible - first_block * static_cast<int32_t>(BLOCK_TOKENS);
-        job.keys = keys - first_block * static_cast<int32_t>(BLOCK_TOKENS);
+        job.skipped = first_block * static_cast<int32_t>(BLOCK_TOKENS);
+        job.visible = visible - job.skipped;
+        job.context = static_cast<int32_t>(context) - job.skipped;
+        const int32_t keys = max(job.end(last_row, arguments) + job.skipped, 0);
+        job.keys = keys - job.skipped;
+        // Blocks past the keys are read as zeros, but the end of the context's last block contains
+        // arbitrary old data.
+        job.ends_with_stale_keys = whole_blocks(keys) * BLOCK_TOKENS > context;
     } else {
         job.keys = static_cast<int32_t>(tile.rows);
         job.ends_with_stale_keys = tile.rows % S::KEYS != 0;

@@ -33,6 +33,13 @@ __device__ __forceinline__ int32_t first_block_of(int32_t end, uint32_t window) 
     return max(end - static_cast<int32_t>(window), 0) / static_cast<int32_t>(contract::common::BLOCK_TOKENS);
 }
 
+// The number of keys, counted from the start of the sequence, up to the last key that row `row` of
+// the batch attends to. `causal` is this number without `key_ends` [rows], which may be null. The
+// token of a picture attends to later tokens of its picture, so its row has a larger number.
+__device__ __forceinline__ int32_t key_end(const uint32_t* key_ends, uint32_t row, int32_t causal, int32_t context) {
+    return key_ends == nullptr ? causal : min(max(causal, static_cast<int32_t>(__ldg(key_ends + row))), context);
+}
+
 // Progress of a search: the sequences before `base` have `passed` tiles.
 struct TileCursor {
     uint32_t base;

@@ -136,6 +136,27 @@ pub struct PagedSequences<'m> {
     pub query_key_pairs: u64,
 }
 
+/// The tokens of its sequence that a row attends to. `None` or a window, which converts into a mask,
+/// is causal attention.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionMask<'m> {
+    /// Maximum number of tokens up to and including the row's own token, at least 1. `None` means
+    /// all.
+    pub window: Option<usize>,
+    /// `[rows]` u32: a row also attends to the tokens of its sequence between its own token and
+    /// token `key_ends[row]`, as the tokens of a picture do in Gemma 3. The number is at most the
+    /// context length. It does not decrease from row to row of a sequence, and has no effect if it
+    /// does not exceed the row's own token. Rows of
+    /// [`single_rows`](PagedSequences::single_rows) ignore it.
+    pub key_ends: Option<&'m Tensor<'m>>,
+}
+
+impl From<Option<usize>> for AttentionMask<'_> {
+    fn from(window: Option<usize>) -> Self {
+        AttentionMask { window, key_ends: None }
+    }
+}
+
 /// Computes causal attention: row `r` of a sequence's `n` rows attends to that sequence's first
 /// `context - n + r + 1` tokens, or, with a window, only to the last `window` of these tokens.
 #[non_exhaustive]
@@ -150,6 +171,8 @@ pub struct AttentionPaged<'a> {
     /// all. A sequence's blocks before the first block that one of its rows attends to are not
     /// read, and neither are the entries of these blocks in the block table.
     pub window: Option<usize>,
+    /// See [`AttentionMask::key_ends`].
+    pub key_ends: Option<Tensor<'a>>,
     /// The layer's keys and values, including those that this step has written. If every sequence
     /// has one row and [`has_linked_rows`](PagedSequences::has_linked_rows) is `false`, the tokens
     /// before that row may be read before the preceding operation has ended, because they were

@@ -16,7 +16,10 @@ mod vision;
 pub(crate) use copies::Copied;
 pub(crate) use rows::STEP;
 pub use {
-    attention::{AttentionPacked, AttentionPaged, HeadNorms, NO_SLOT, PagedSequences, PairAxes, Rotary, RotaryKvWrite},
+    attention::{
+        AttentionMask, AttentionPacked, AttentionPaged, HeadNorms, NO_SLOT, PagedSequences, PairAxes, Rotary,
+        RotaryKvWrite,
+    },
     copies::{Arrival, BlockRange, CopyBlocks, Copying, Download, DownloadLater, Pieces, Upload},
     experts::{AddExperts, AddExpertsRmsNorm, EXPERTS_MAX, GatedExperts, RmsNormRoute, Route, Routing, TOP_MAX},
     products::{
@@ -24,7 +27,7 @@ pub use {
         RmsNormAdd,
     },
     ranks::{AllGather, AllReduce, AllReduceRmsNorm, BestOfRanks},
-    rows::{AddRows, Embed, FillRandom, GatherRows, ScatterRows},
+    rows::{AddRows, Embed, FillRandom, GatherRows, MeanRows, ScatterRows},
     states::{CausalConv, GatedDelta, GatedRmsNorm, NO_STATE, SNAPSHOTS, SigmoidMul, StateSequences},
     tokens::{Argmax, NO_CHOICE, Sample},
     vision::{CHANNELS, LAYOUT_NUMBERS, LEVEL_NUMBERS, PatchSize, Patchify, PositionGrid},

@@ -25,6 +25,17 @@ pub struct Embed<'a> {
     pub out: Tensor<'a>,
 }
 
+/// Computes `out[r]` = the mean of the rows `x[r * count]` to `x[(r + 1) * count - 1]`, in f32.
+#[non_exhaustive]
+pub struct MeanRows<'a> {
+    /// `[rows * count, columns]` activations. A gap between rows is allowed.
+    pub x: Tensor<'a>,
+    /// At least 1.
+    pub count: usize,
+    /// `[rows, columns]` activations.
+    pub out: Tensor<'a>,
+}
+
 /// Computes `out[i] = x[rows[i]]`, or copies all rows.
 #[non_exhaustive]
 pub struct GatherRows<'a> {

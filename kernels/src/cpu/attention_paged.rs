@@ -1,4 +1,4 @@
-//! Causal attention over the KV cache's blocks.
+//! Attention over the KV cache's blocks.
 
 use std::ops::Range;
 
@@ -26,11 +26,19 @@ struct Item {
     context: usize,
 }
 
+/// The mask of a call: see [`AttentionMask`](crate::calls::AttentionMask).
+#[derive(Clone, Copy)]
+struct Mask<'m> {
+    window: Option<usize>,
+    key_ends: Option<&'m [u32]>,
+}
+
 impl Item {
     /// The tokens that row `row` of the item attends to.
-    fn visible(&self, row: usize, window: Option<usize>) -> Range<usize> {
-        let end = self.context + row;
-        window.map_or(0, |window| end.saturating_sub(window))..end
+    fn visible(&self, row: usize, mask: Mask<'_>) -> Range<usize> {
+        let causal = self.context + row;
+        let end = mask.key_ends.map_or(0, |ends| ends[self.rows.start + row] as usize);
+        mask.window.map_or(0, |window| causal.saturating_sub(window))..causal.max(end)
     }
 }
 
@@ -41,7 +49,8 @@ pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
     let items = items(&call);
     let (out, scratch) = (Output::of(&call.out), Scratch::of(&call.scratch, cpu_attention_tile(head_dim)));
     fill_padding(&call, &out);
-    let keys = |item: &Item| item.visible(0, call.window).len() + item.rows.len();
+    let mask = Mask { window: call.window, key_ends: call.key_ends.as_ref().map(indices) };
+    let keys = |item: &Item| item.visible(0, mask).len() + item.rows.len();
     let pairs: usize = items.iter().map(|item| keys(item) * item.rows.len() * item.heads.len()).sum();
     threads.share(items.len(), pairs * 2 * head_dim, |worker, item| {
         let item = &items[item];
@@ -58,8 +67,8 @@ pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
             &queries.row(row)[column..][..head_dim]
         };
         running.start((0..count).map(query), call.scale);
-        let first_key = item.visible(0, call.window).start;
-        let keys_end = item.visible(item.rows.len() - 1, call.window).end;
+        let first_key = item.visible(0, mask).start;
+        let keys_end = item.visible(item.rows.len() - 1, mask).end;
         // Tiles start at multiples of their size even if there is a window. Otherwise the rounding
         // of a row would depend on the rows that are processed with it.
         let first_tile = first_key / CPU_TILE_KEYS * CPU_TILE_KEYS;
@@ -69,7 +78,7 @@ pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
             let keys = keys.end - start;
             let vectors = |elements| Vectors { elements, pitch: head_dim };
             let visible = |query: usize| {
-                let tokens = item.visible(query / width, call.window);
+                let tokens = item.visible(query / width, mask);
                 tokens.start.saturating_sub(start)..tokens.end.saturating_sub(start)
             };
             running.fold(keys, vectors(gathered.keys), vectors(gathered.values), visible);
@@ -101,6 +110,9 @@ fn items(call: &AttentionPaged<'_>) -> Vec<Item> {
             continue;
         }
         assert!(end - first <= context, "sequence {sequence} has {} rows in a context of {context}", end - first);
+        let key_ends = call.key_ends.as_ref().map_or(&[][..], |ends| &indices(ends)[first..end]);
+        let last_key = key_ends.iter().copied().max().unwrap_or(0) as usize;
+        assert!(last_key <= context, "sequence {sequence} has a key end of {last_key} in a context of {context}");
         assert!(context <= table_tokens, "sequence {sequence} has a context of {context} in blocks for {table_tokens}");
         for row in (first..end).step_by(rows_step) {
             for kv_head in 0..call.layer.shape.kv_heads {

@@ -22,6 +22,7 @@ mod gelu;
 mod int4;
 mod layer_norm;
 mod linear;
+mod mean_rows;
 mod memory;
 mod patchify;
 mod position_grid;
@@ -137,6 +138,7 @@ impl Backend for Cpu {
         gelu: calls::ApplyGelu<'_> => gelu::gelu,
         gather_rows: calls::GatherRows<'_> => gather_rows::gather_rows,
         scatter_rows: calls::ScatterRows<'_> => scatter_rows::scatter_rows,
+        mean_rows: calls::MeanRows<'_> => mean_rows::mean_rows,
         add_rows: calls::AddRows<'_> => add_rows::add_rows,
         argmax: calls::Argmax<'_> => argmax::argmax,
         sample: calls::Sample<'_> => sample::sample,

@@ -11,7 +11,7 @@ use super::{
     decode_launch::DecodeLaunch,
     functions::Function,
     lane::Cuda,
-    quantized_cache::{quantized_cache, scales_address},
+    quantized_cache::{address_or_null, quantized_cache},
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};
@@ -117,7 +117,7 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
         call.sequences.block_tables.address(),
         count(sequences),
         count(call.sequences.block_tables.columns()),
-        scales_address(&call.scales),
+        address_or_null(&call.scales),
         call.scale,
         window(call),
         launch.piece,
@@ -184,8 +184,9 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
     if split.is_some() {
         arguments = arguments.with(count(splits));
     }
+    arguments = arguments.with(address_or_null(&call.key_ends));
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
-    unsafe { cuda.launch(kernel, extent, arguments.with(scales_address(&call.scales)).with(call.scale)) }?;
+    unsafe { cuda.launch(kernel, extent, arguments.with(address_or_null(&call.scales)).with(call.scale)) }?;
     match split {
         Some((_, kernels)) => combine(cuda, kernels.combine, call, first_sequence, jobs, splits),
         None => Ok(()),
@@ -215,7 +216,8 @@ fn combine(
         count(call.sequences.block_tables.columns()),
         window(call),
         count(splits),
-        scales_address(&call.scales),
+        address_or_null(&call.key_ends),
+        address_or_null(&call.scales),
         call.scale,
     ];
     let warps = attention_paged_hopper::COMBINE_WARPS;

@@ -176,6 +176,10 @@ impl Backend for Cuda {
         elementwise::gate_mul(self, call)
     }
 
+    fn mean_rows(&self, call: calls::MeanRows<'_>) -> Result<(), KernelError> {
+        elementwise::mean_rows(self, call)
+    }
+
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError> {
         quantize::quantize(self, call)
     }

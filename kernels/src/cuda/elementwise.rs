@@ -190,6 +190,14 @@ pub(super) fn gate_mul(cuda: &Cuda, call: calls::GateMul<'_>) -> Result<(), Kern
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
+pub(super) fn mean_rows(cuda: &Cuda, call: calls::MeanRows<'_>) -> Result<(), KernelError> {
+    let extent = over_columns(call.out.rows(), call.out.columns());
+    let arguments =
+        arguments![call.out.address(), call.x.address(), pitch(&call.x), columns(&call.x), count(call.count)];
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(cuda.entry_points().mean_rows, extent, arguments) }
+}
+
 pub(super) fn gelu(cuda: &Cuda, call: calls::ApplyGelu<'_>) -> Result<(), KernelError> {
     let extent = over_columns(call.x.rows(), call.x.columns());
     let arguments = arguments![call.x.address(), pitch(&call.x), columns(&call.x)];

@@ -22,6 +22,6 @@ pub(super) fn quantized_cache<'c>(
 
 /// Returns the address of the scales of a quantized cache. For other caches the address is 0, and
 /// kernels do not read it.
-pub(super) fn scales_address(scales: &Option<Tensor<'_>>) -> Address {
+pub(super) fn address_or_null(scales: &Option<Tensor<'_>>) -> Address {
     scales.as_ref().map_or(Address(0), Tensor::address)
 }

@@ -4,7 +4,7 @@ use super::{
     arguments::{Argument, Extent, arguments, count},
     contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
     lane::Cuda,
-    quantized_cache::{quantized_cache, scales_address},
+    quantized_cache::{address_or_null, quantized_cache},
 };
 use crate::{
     KernelError,
@@ -74,7 +74,7 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
         Sections::of(call.axes),
         call.slots.address(),
         call.layer.address,
-        scales_address(&call.scales),
+        address_or_null(&call.scales),
         count(call.layer.blocks),
     ];
     let (plain, normed) = match quantized_cache(cuda, "rotary_kv_write", call.layer)? {

@@ -1,4 +1,4 @@
-//! Causal attention of new tokens over a paged cache (PagedAttention, Kwon et al., SOSP'23,
+//! Attention of new tokens over a paged cache (PagedAttention, Kwon et al., SOSP'23,
 //! arXiv 2309.06180), for prefill chunks and single decoding tokens in one batch. No score
 //! matrix is ever stored.
 
@@ -8,22 +8,23 @@ use crate::{Backend, KernelError, KvShape, ScaledLayer, Scope, Tensor, Work, cal
 
 use super::check;
 
-pub use crate::calls::PagedSequences;
+pub use crate::calls::{AttentionMask, PagedSequences};
 
 impl<B: Backend> Scope<'_, B> {
     /// Computes attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`.
-    /// Each row attends to the tokens of its sequence up to and including its own token, but at
-    /// most to the last `window` of these tokens. Scores are multiplied by `scale`, usually
-    /// `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
-    pub fn attention_paged<'a>(
+    /// Each row attends to the tokens of its sequence up to and including its own token, within
+    /// the window of `mask`, and to the later tokens that `mask` adds. Scores are multiplied by
+    /// `scale`, usually `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
+    pub fn attention_paged<'a, 'm>(
         &self,
         queries: &Tensor<'_>,
         cache: impl Into<ScaledLayer<'a>>,
         sequences: &PagedSequences<'_>,
         scale: f32,
-        window: Option<usize>,
+        mask: impl Into<AttentionMask<'m>>,
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "attention_paged";
+        let AttentionMask { window, key_ends } = mask.into();
         let cache = cache.into();
         let shape = cache.layer.shape;
         let heads = queries.columns() / shape.head_dim;
@@ -57,6 +58,10 @@ impl<B: Backend> Scope<'_, B> {
         check::indices(OP, "query_starts", &sequences.query_starts)?;
         check::index_list(OP, "context_lengths", &sequences.context_lengths)?;
         check::indices(OP, "block_tables", &sequences.block_tables)?;
+        if let Some(key_ends) = key_ends {
+            check::shape(OP, "key_ends", key_ends, [queries.rows()])?;
+            check::index_list(OP, "key_ends", key_ends)?;
+        }
         let out = self.empty([queries.rows(), queries.columns()])?;
         self.count(work(sequences, cache, queries, window, &out));
         let inner = self.scope();
@@ -67,6 +72,7 @@ impl<B: Backend> Scope<'_, B> {
             heads,
             scale,
             window,
+            key_ends: key_ends.map(Tensor::view),
             layer: cache.layer,
             scales: cache.scales.map(Tensor::view),
             sequences,

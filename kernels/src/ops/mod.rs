@@ -26,6 +26,7 @@ pub mod gather_rows;
 pub mod gelu;
 pub mod layer_norm;
 pub mod linear;
+pub mod mean_rows;
 pub mod measure;
 pub mod patchify;
 pub mod position_grid;

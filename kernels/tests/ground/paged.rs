@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     ops::{
-        attention_paged::PagedSequences,
+        attention_paged::{AttentionMask, PagedSequences},
         rotary::{PairAxes, Rope},
         rotary_kv_write::NO_SLOT,
     },
@@ -26,8 +26,9 @@ fn first_seen(end: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| end.saturating_sub(window))
 }
 
-/// Attention with sliding windows. The caller adds the same passes with a cache in E4M3.
-pub fn windowed() -> Vec<Pass> {
+/// Attention with sliding windows and with pictures. The caller adds the passes with windows with a
+/// cache in E4M3, too.
+pub fn masked() -> Vec<Pass> {
     let mut passes = Vec::new();
     let mut add = |heads, kv_heads, head_dim, window, sequences: &[(usize, usize)]| {
         let sequences = sequences.to_vec();
@@ -51,7 +52,52 @@ pub fn windowed() -> Vec<Pass> {
     }
     // Only decoding, with windows that are cut into pieces.
     add(2, 1, 64, 600, &[(1, 5000), (1, 601), (1, 616), (1, 617), (1, 599), (1, 3)]);
+    passes.extend(PagedPictures::passes());
     passes
+}
+
+/// Attention in which the tokens of a picture of `picture` tokens attend to one another.
+#[derive(Clone, Debug)]
+pub struct PagedPictures {
+    /// Query heads, key and value heads, elements of a head.
+    pub sizes: [usize; 3],
+    pub sequences: Vec<(usize, usize)>,
+    pub window: Option<usize>,
+    pub picture: usize,
+    pub is_fp8: bool,
+}
+
+impl PagedPictures {
+    /// Pictures that begin and end within tiles, at their ends and across several tiles, with and
+    /// without windows shorter than a picture.
+    pub fn passes() -> Vec<Pass> {
+        let mut passes = Vec::new();
+        let mut add = |sizes, is_fp8, sequences: &[(usize, usize)], window, picture| {
+            let sequences = sequences.to_vec();
+            passes.push(Pass::PagedPictures(PagedPictures { sizes, sequences, window, picture, is_fp8 }));
+        };
+        let kinds = [([4, 2, 32], false), ([7, 1, 80], false), ([2, 1, 128], false), ([4, 2, 256], false)];
+        for (sizes, is_fp8) in kinds.into_iter().chain([([2, 1, 64], true), ([2, 1, 128], true)]) {
+            let sequences = [(1, 30), (0, 17), (40, 40), (270, 293), (3, 150), (1, 9)];
+            for (picture, window) in
+                [(7, None), (61, None), (256, None), (9, Some(1)), (61, Some(24)), (256, Some(100))]
+            {
+                add(sizes, is_fp8, &sequences, window, picture);
+            }
+        }
+        // Few rows over a long context, which a GPU splits.
+        for (head_dim, is_fp8) in [(128, false), (256, false), (128, true)] {
+            for window in [None, Some(1100)] {
+                add([4, 1, head_dim], is_fp8, &[(1, 30), (5, 1500), (0, 5)], window, 9);
+            }
+        }
+        passes
+    }
+
+    pub fn data(&self, activation: DType, random: &mut Random) -> PagedData {
+        PagedData::new(activation, self.is_fp8, self.sizes, &self.sequences, self.window, random)
+            .with_pictures(self.picture)
+    }
 }
 
 /// Sequences over a cache that contains NaN except where the sequences have written.
@@ -62,6 +108,7 @@ pub struct PagedData {
     scales: Option<Vec<f32>>, // [2, kv_heads]
     sequences: Vec<(usize, usize)>,
     window: Option<usize>,
+    key_ends: Option<Vec<u32>>, // [rows]
     queries: Vec<f32>,
     keys_values: Vec<f32>, // [tokens of all contexts and two of padding, 2 * kv_heads * head_dim]
     slots: Vec<u32>,
@@ -107,6 +154,7 @@ impl PagedData {
             scales: is_fp8.then(|| cache_scales(kv_heads, random)),
             sequences: sequences.to_vec(),
             window,
+            key_ends: None,
             queries: Wide::new(activation, rows, heads * head_dim, random).numbers,
             keys_values: rounded(activation, &random.floats(slots.len() * 2 * kv_heads * head_dim))
                 .into_iter()
@@ -117,6 +165,21 @@ impl PagedData {
             table_columns,
             blocks,
         }
+    }
+
+    /// The same sequences with pictures of `picture` tokens, the last one maybe shorter. Each
+    /// sequence begins with a picture, and three tokens of text follow each picture.
+    pub fn with_pictures(self, picture: usize) -> Self {
+        let of_sequence = |(rows, context): &(usize, usize)| {
+            let (rows, cached) = (*rows, context.saturating_sub(*rows));
+            let end = move |row: usize| match row % (picture + 3) {
+                at if at < picture => (row - at + picture).min(rows),
+                _ => row + 1,
+            };
+            (0..rows).map(move |row| (cached + end(row)) as u32)
+        };
+        let key_ends = Some(self.sequences.iter().flat_map(of_sequence).collect());
+        PagedData { key_ends, ..self }
     }
 
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
@@ -152,7 +215,12 @@ impl PagedData {
         let pitch = before + self.heads * self.shape.head_dim + behind;
         let queries = narrowed(scope, [self.queries.len() / pitch, pitch], self.activation, &self.queries)?;
         let scale = (self.shape.head_dim as f32).powf(-0.5);
-        floats(scope, &scope.attention_paged(&inside(&queries), cached, &sequences, scale, self.window)?)
+        let key_ends = match &self.key_ends {
+            Some(key_ends) => Some(scope.upload([key_ends.len()], key_ends)?),
+            None => None,
+        };
+        let mask = AttentionMask { window: self.window, key_ends: key_ends.as_ref() };
+        floats(scope, &scope.attention_paged(&inside(&queries), cached, &sequences, scale, mask)?)
     }
 
     /// Keys and values as they are read from the cache.
@@ -180,8 +248,9 @@ impl PagedData {
             for index in 0..*rows {
                 for head in 0..self.heads {
                     let kv_head = head / (self.heads / kv_heads);
-                    let end = context - rows + index + 1;
-                    let seen = token + first_seen(end, self.window)..token + end;
+                    let own = context - rows + index + 1;
+                    let end = self.key_ends.as_ref().map_or(own, |ends| ends[row] as usize);
+                    let seen = token + first_seen(own, self.window)..token + end;
                     let vector = |token: usize, half: usize| {
                         &keys_values[((token * 2 + half) * kv_heads + kv_head) * head_dim..][..head_dim]
                     };

@@ -14,7 +14,7 @@ use bursar_kernels::{
 
 use super::{
     Batch, Fp8, Mixed, PagedData, Random, RotaryKv, Routed, Step, Variant, attend, narrowed,
-    paged::windowed,
+    paged::{PagedPictures, masked},
     pixels::PixelData,
     rounded,
     wide::{Wide, floats, inside, margins, wide},
@@ -49,6 +49,7 @@ pub enum Pass {
     GatedRmsNorm { rows: usize, heads: usize, head_dim: usize },
     SigmoidMul { rows: usize, columns: usize, by_row: bool },
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)>, window: Option<usize> },
+    PagedPictures(PagedPictures),
     PagedFp8 { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)>, window: Option<usize> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
     SiluMul { rows: usize, features: usize },
@@ -155,7 +156,7 @@ pub fn passes() -> Vec<Pass> {
     // A few rows over a long context, which a GPU splits.
     let sequences = vec![(1, 30), (9, 4500), (0, 5), (3, 2101)];
     passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences, window: None });
-    passes.extend(windowed());
+    passes.extend(masked());
     // Patches down, patches across and frames of each picture: still pictures, time steps of a
     // video and a picture of one patch.
     let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];
@@ -182,11 +183,9 @@ pub fn passes() -> Vec<Pass> {
     for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
         passes.push(Pass::Sample { rows, vocabulary });
     }
-    let rounded = |pass: &Pass| match pass.clone() {
-        Pass::Paged { heads, kv_heads, head_dim, sequences, window } => {
-            Some(Pass::PagedFp8 { heads, kv_heads, head_dim, sequences, window })
-        }
-        _ => None,
+    let rounded = |pass: &Pass| {
+        let Pass::Paged { heads, kv_heads, head_dim, sequences, window } = pass.clone() else { return None };
+        Some(Pass::PagedFp8 { heads, kv_heads, head_dim, sequences, window })
     };
     let rounded: Vec<Pass> = passes.iter().filter_map(rounded).collect();
     passes.extend(rounded);
@@ -288,6 +287,7 @@ impl Pass {
                 let (activation, sizes) = (scope.target().activation(), [heads, kv_heads, head_dim]);
                 PagedData::new(activation, true, sizes, &sequences, window, &mut random).run(scope)
             }
+            Pass::PagedPictures(pictures) => pictures.data(scope.target().activation(), &mut random).run(scope),
             Pass::Packed { heads, head_dim, lengths } => {
                 let rows: usize = lengths.iter().sum();
                 let qkv = wide(scope, rows, 3 * heads * head_dim, &mut random)?;
@@ -472,6 +472,7 @@ impl Pass {
                 PagedData::new(activation, true, [heads, kv_heads, head_dim], &sequences, window, &mut random)
                     .expected()
             }
+            Pass::PagedPictures(pictures) => pictures.data(activation, &mut random).expected(),
             Pass::Packed { heads, head_dim, lengths } => {
                 let qkv = Wide::new(activation, lengths.iter().sum(), 3 * heads * head_dim, &mut random);
                 let vector = |row: usize, part: usize, head: usize| {

@@ -1,5 +1,5 @@
-//! Variants of operations that Gemma's layers use: GELU in place of SiLU, a norm that is added to
-//! other rows, and scaled embeddings.
+//! Operations that only Gemma uses: GELU in place of SiLU, a norm that is added to other rows, scaled
+//! embeddings, and means of rows.
 
 use bursar_kernels::{
     ops::{gate_mul::GateActivation, rms_norm::RmsNorm},
@@ -19,6 +19,7 @@ pub enum Variant {
     GeluLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
     NormAdd { rows: usize, hidden: usize, dtype: DType },
     ScaledEmbed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
+    MeanRows { rows: usize, columns: usize, count: usize },
 }
 
 /// Factor of embeddings, which bf16 and f16 cannot represent.
@@ -31,6 +32,9 @@ impl Variant {
     pub(super) fn cases() -> Vec<Variant> {
         let mut cases =
             vec![Variant::GeluMul { rows: 13, features: 41 }, Variant::GeluMul { rows: 301, features: 523 }];
+        for (rows, columns, count) in [(7, 33, 16), (3, 1152, 16), (5, 4099, 9), (1, 8, 1)] {
+            cases.push(Variant::MeanRows { rows, columns, count });
+        }
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             // Rows that fit into registers, with and without vector loads, more rows than thread
             // blocks, and longer rows.
@@ -52,7 +56,7 @@ impl Variant {
     /// The type of the weights; `None` for an operation without weights.
     pub fn dtype(&self) -> Option<DType> {
         match self {
-            Variant::GeluMul { .. } => None,
+            Variant::GeluMul { .. } | Variant::MeanRows { .. } => None,
             Variant::GeluLinear { dtype, .. } | Variant::NormAdd { dtype, .. } | Variant::ScaledEmbed { dtype, .. } => {
                 Some(*dtype)
             }
@@ -84,6 +88,10 @@ impl Variant {
                 let norm = RmsNorm { weight_offset: OFFSET, ..RmsNorm::new(&weight, 1e-5) };
                 scope.rms_norm_add(&inside(&x), norm, &mut sum.column_range_mut(before..before + hidden))?;
                 floats(scope, &sum)
+            }
+            Variant::MeanRows { rows, columns, count } => {
+                let x = wide(scope, rows * count, columns, random)?;
+                floats(scope, &scope.mean_rows(&inside(&x), count)?)
             }
             Variant::ScaledEmbed { vocabulary, hidden, tokens, dtype } => {
                 let table = narrowed(scope, [vocabulary, hidden], dtype, &random.floats(vocabulary * hidden))?;
@@ -126,6 +134,12 @@ impl Variant {
                 let weight = offset_by(OFFSET, rounded(dtype, &random.floats(hidden)));
                 let normed: Vec<_> = (0..rows).map(|row| rms_normed(&x.row(row), &weight)).collect();
                 Wide::new(activation, rows, hidden, random).changed(|row, column, held| held + normed[row][column])
+            }
+            Variant::MeanRows { rows, columns, count } => {
+                let x = Wide::new(activation, rows * count, columns, random);
+                let mean =
+                    |row, column| (0..count).map(|at| x.at(row * count + at, column)).sum::<f64>() / count as f64;
+                (0..rows * columns).map(|at| mean(at / columns, at % columns)).collect()
             }
             Variant::ScaledEmbed { vocabulary, hidden, tokens, dtype } => {
                 let (table, scale) =

@@ -1,9 +1,9 @@
 //! Plans: each plan equals the measurement to the byte and counts the cost of the pass.
 
-use bursar_budgets::{Bytes, Hint};
+use bursar_budgets::{Bytes, Hint, Workspace};
 use bursar_kernels::{ops::attention_packed::PackedSequences, ops::attention_paged::PagedSequences, *};
 
-use crate::ground::{passes, plan, poisoned};
+use crate::ground::{Pass, passes, plan, poisoned};
 
 #[test]
 fn every_operation_uses_exactly_its_planned_workspace_bytes() {
@@ -161,4 +161,19 @@ fn the_work_of_attention_is_counted_exactly() {
         scope.attention_packed(&scope.empty([5, 3 * 12]).unwrap(), 3, &sequences).unwrap();
     });
     assert_eq!(work, Work { flops: 4 * 13 * 12, bytes: Bytes(4 * 3 + 4 * 5 * 36 + 4 * 5 * 12), ..Work::default() });
+}
+
+#[test]
+fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
+    let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
+    let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
+    let refused = |pass: Pass| pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err().to_string();
+    assert_eq!(
+        refused(Pass::Packed { heads: 2, head_dim: 34, lengths: vec![5] }),
+        "attention_packed: qkv is [5, 204]; expected heads of 32, 64, 72, 80 or 128 elements on this target"
+    );
+    assert_eq!(
+        refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)], window: None }),
+        "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80, 128 or 256 elements on this target"
+    );
 }

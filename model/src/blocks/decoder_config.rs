@@ -47,6 +47,8 @@ pub struct DecoderConfig {
     pub gated_delta: Option<GatedDeltaConfig>,
     /// The layers whose attention has a sliding window, if there are any.
     pub sliding: Option<SlidingWindow>,
+    /// The tokens of its picture that a picture's token attends to.
+    pub picture_mask: PictureMask,
     /// Added to the weights of norms: 1 if the checkpoint's weights are centered on zero.
     pub norm_offset: f32,
     /// Epsilon that norms add to the mean square.
@@ -71,6 +73,16 @@ pub struct DecoderConfig {
     pub tied_embeddings: bool,
     /// The draft head, if it is loaded.
     pub draft_head: Option<DraftHeadConfig>,
+}
+
+/// The tokens of its own picture that a token of a picture attends to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PictureMask {
+    /// The earlier tokens, as for text.
+    #[default]
+    Causal,
+    /// All tokens, in every layer, as far as the layer's window reaches back (Gemma 3, arXiv 2503.19786).
+    WholePicture,
 }
 
 /// Rotary frequencies of the layers that were trained with a sliding window. They apply even if the
@@ -265,6 +277,7 @@ impl DecoderConfig {
             output_gate: is_hybrid,
             gated_delta,
             sliding: sliding.filter(|sliding| sliding.tokens < context_tokens),
+            picture_mask: PictureMask::Causal,
             norm_offset: if is_hybrid || output_norms { 1.0 } else { 0.0 },
             norm_epsilon: fields.rms_norm_eps,
             output_norms,
@@ -356,6 +369,7 @@ impl DecoderConfig {
             axes: self.rope_axes.count(),
             groups: self.cache_groups().count(),
             has_states: self.attention_layers() < self.layers,
+            whole_pictures: self.picture_mask == PictureMask::WholePicture,
         }
     }
 }

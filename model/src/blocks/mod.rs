@@ -25,6 +25,8 @@ pub mod step_inputs;
 pub mod vision;
 
 pub use config_error::{ConfigError, WIDTH_MAX};
-pub use decoder_config::{AxesRule, Biases, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind};
+pub use decoder_config::{
+    AxesRule, Biases, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind, PictureMask,
+};
 pub use decoder_share::DecoderShare;
 pub use sliding_window::{SlidingWindow, WindowRule};

@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     Activations, Backend, KernelError, RankShard, Scope, Tensor,
-    ops::{rotary::Rope, rotary_kv_write::HeadNorms},
+    ops::{attention_paged::AttentionMask, rotary::Rope, rotary_kv_write::HeadNorms},
 };
 
 use super::{
@@ -183,7 +183,8 @@ impl PagedAttention {
         let scaled = layer.scaled(self.cache_scales.as_ref());
         let queries = projected.column_range(0..width);
         let sequences = &step.groups[group].sequences;
-        let mut rows = scope.attention_paged(&queries, scaled, sequences, self.scale, self.window)?;
+        let mask = AttentionMask { window: self.window, key_ends: step.key_ends.as_ref() };
+        let mut rows = scope.attention_paged(&queries, scaled, sequences, self.scale, mask)?;
         if self.has_gate {
             let gates = projected.column_range(projected.columns() - width..projected.columns());
             scope.sigmoid_mul(&mut rows, &gates)?;

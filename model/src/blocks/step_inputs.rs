@@ -22,6 +22,9 @@ pub struct StepInputs<'a> {
     pub states: Option<StateSequences<'a>>,
     /// `[logit_rows + score_rows]` u32; `None` if every row is chosen, in order.
     pub chosen_rows: Option<Tensor<'a>>,
+    /// `[tokens]` u32: see [`AttentionMask::key_ends`](bursar_kernels::ops::attention_paged::AttentionMask::key_ends).
+    /// `None` if attention is causal.
+    pub key_ends: Option<Tensor<'a>>,
     /// `[picture_rows]` u32
     pub picture_rows: Tensor<'a>,
     /// `[picture_rows]` u32
@@ -86,6 +89,7 @@ impl<'a> StepInputs<'a> {
                 short_sequences: layout.states.short,
             }),
             chosen_rows: (!layout.chooses_in_every_row()).then(|| list(StepArray::ChosenRows)),
+            key_ends: layout.has_key_ends.then(|| list(StepArray::KeyEnds)),
             picture_rows: list(StepArray::EmbeddingRows),
             picture_cache_rows: list(StepArray::PictureCacheRows),
         }

@@ -404,7 +404,7 @@ struct ProcessorFiles<'f> {
 impl<'f> ProcessorFiles<'f> {
     /// Reads `processor_config.json`, which transformers writes since 5.0, and otherwise the older
     /// files (5.17, `image_processing_base.py` and `video_processing_utils.py`). Settings for image
-    /// tiles may also be in `config.json`.
+    /// tiles and patches may also be in `config.json`.
     fn read(files: &'f TextFiles, config: &Map<String, Value>) -> Result<Self, CheckpointError> {
         const FILE: &str = "processor_config.json";
         let both = files.get(FILE).map(|json| object(FILE, json)).transpose()?.unwrap_or_default();
@@ -418,7 +418,9 @@ impl<'f> ProcessorFiles<'f> {
         let has_own_video = own_video.is_some();
         let video = own_video.or_else(older);
         let key = |key: &str| TILING_KEYS.iter().find(|(own, _)| *own == key).map(|(_, name)| (*name).to_owned());
-        let tiling: Map<_, _> = config.iter().filter_map(|(name, value)| Some((key(name)?, value.clone()))).collect();
+        let mut tiling: Map<_, _> =
+            config.iter().filter_map(|(name, value)| Some((key(name)?, value.clone()))).collect();
+        tiling.extend(pooled_patches(config));
         if tiling.is_empty() {
             return Ok(ProcessorFiles { image, video, has_own_video });
         }
@@ -431,6 +433,19 @@ impl<'f> ProcessorFiles<'f> {
         let (image, video) = (image.map(joined).transpose()?, video.map(joined).transpose()?);
         Ok(ProcessorFiles { image, video, has_own_video })
     }
+}
+
+/// The patches of a model whose pictures have `mm_tokens_per_image` tokens (Gemma 3), as settings of
+/// the image processor. Empty if the sizes do not fit, which the family refuses.
+fn pooled_patches(config: &Map<String, Value>) -> Map<String, Value> {
+    let of_tower = |key: &str| config.get("vision_config")?.get(key)?.as_u64();
+    let pooled = || {
+        let tokens = config.get("mm_tokens_per_image")?.as_u64()?;
+        let patch = of_tower("patch_size")?;
+        let merge = of_tower("image_size")?.checked_div(patch)?.checked_div(tokens.isqrt())?;
+        Some([("patch_size".to_owned(), patch.into()), ("merge_size".to_owned(), merge.into())])
+    };
+    pooled().into_iter().flatten().collect()
 }
 
 enum TokenizerFiles<'f> {

@@ -2,7 +2,9 @@
 //! another family.
 
 mod deepstack;
+mod gemma;
 pub mod gemma3;
+pub mod gemma3_text;
 pub mod internvl;
 pub mod llama;
 mod mrope;

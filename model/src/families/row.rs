@@ -87,9 +87,6 @@ pub trait Settings: Sized {
 
     const SHAPES: &'static [Self::Shape];
 
-    /// Modules of the checkpoint that a [`TextModel`] does not compute with, such as a vision tower.
-    const UNREAD: &'static [&'static str] = &[];
-
     /// Reads `config.json` and checks the checkpoint's processors against it. `text` reads the
     /// settings of a text model that belongs to another family.
     fn read(checkpoint: &Checkpoint, text: ReadText) -> Result<Self, ConfigError>;
@@ -193,7 +190,6 @@ impl<S: Settings> Weights<S> for TextModel {
         // Text-only exports of models with pictures keep their longer names.
         let has_decoder = |prefix: &&str| map.has(&format!("{prefix}.embed_tokens.weight"));
         let prefix = ["model.language_model", "language_model.model"].into_iter().find(has_decoder).unwrap_or("model");
-        S::UNREAD.iter().for_each(|module| map.leave_unread(module));
         Ok(TextModel(Decoder::claim(settings.decoder().clone(), prefix, map)?))
     }
 

@@ -16,6 +16,7 @@ mod prompt_layout;
 mod resize_limits;
 pub mod resized_image;
 pub mod rgb_image;
+mod step_array;
 mod step_batch;
 mod step_layout;
 mod tiles;
@@ -34,10 +35,11 @@ pub use prompt_layout::{LayoutError, PlaceholderSpan, PromptLayout};
 pub use resize_limits::ResizeLimits;
 pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};
 pub use rgb_image::RgbImage;
+pub use step_array::StepArray;
 pub use step_batch::{
     DraftInputs, EmbeddingRows, NextToken, POSITION_AXES, SCORE_ROWS, SHORT_ROWS, SequencePart, StateSlots, StepBatch,
 };
-pub use step_layout::{StateCounts, StepArray, StepFormat, StepLayout};
+pub use step_layout::{StateCounts, StepFormat, StepLayout};
 pub use tiles::Tiles;
 pub use token::{LogProbabilities, LogProbability, Token};
 pub use video::{Media, MediaGrid, Video};

@@ -146,7 +146,12 @@ pub struct StepBatch {
     pub snapshot_rows: Vec<u32>,
     /// `[sequences, SNAPSHOTS]` or empty: the slot of each snapshot, or `NO_STATE`.
     pub snapshot_slots: Vec<u32>,
-    /// Number of query-key pairs in attention.
+    /// `[tokens]`: for each row, the number of tokens of its sequence up to and including the last
+    /// token of its picture, or up to and including its own token if it is text. Tokens of a picture
+    /// attend up to this token in a model that [shows them whole
+    /// pictures](super::StepFormat::whole_pictures).
+    pub key_ends: Vec<u32>,
+    /// Number of query-key pairs in causal attention.
     pub query_key_pairs: u64,
     /// Number of leading sequences that have one row, or that decode with at most [`SHORT_ROWS`]
     /// rows. Attention treats each of their rows as a sequence with one row, and recurrent states
@@ -224,6 +229,7 @@ impl StepBatch {
             context_lengths: self.context_lengths.clone(),
             block_tables: self.block_tables.clone(),
             logit_rows: self.logit_rows.clone(),
+            key_ends: self.key_ends.clone(),
             query_key_pairs: self.query_key_pairs,
             short_sequences: self.short_sequences,
             ..StepBatch::default()
@@ -239,6 +245,7 @@ impl StepBatch {
         self.query_starts.push((first_row + count) as u32);
         self.context_lengths.push((cached + count) as u32);
         self.query_key_pairs += (cached + 1..=cached + count).sum::<usize>() as u64;
+        self.key_ends.extend((cached + 1..=cached + count).map(|end| end as u32));
         assert!(part.logit_rows <= count, "{} rows of logits exceed the part's {count} tokens", part.logit_rows);
         self.logit_rows.extend((count - part.logit_rows..count).map(|token| (first_row + token) as u32));
         if let Some(StateSlots { read, write, snapshots }) = part.state {
@@ -256,6 +263,8 @@ impl StepBatch {
                 picture.tokens
             );
             assert_eq!(picture.tokens.len(), picture.cache_rows.len(), "each picture token has an embedding");
+            let of_picture = first_row + picture.tokens.start..first_row + picture.tokens.end;
+            self.key_ends[of_picture].fill((cached + picture.tokens.end) as u32);
             self.picture_rows.extend(picture.tokens.clone().map(|token| (first_row + token) as u32));
             self.picture_cache_rows.extend_from_slice(picture.cache_rows);
         }
@@ -399,6 +408,7 @@ mod tests {
         assert_eq!((batch.picture_rows, batch.picture_cache_rows), (vec![1, 2], vec![40, 7]));
         assert_eq!(batch.positions[..7], [14, 15, 16, 17, 18, 7, 114]);
         assert_eq!(batch.query_key_pairs, 15 + 16 + 17 + 18 + 19 + 8);
+        assert_eq!(batch.key_ends, [15, 17, 17, 18, 19, 8], "both tokens of the picture see the picture");
     }
 
     #[test]

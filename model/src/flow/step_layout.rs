@@ -11,72 +11,10 @@ use bursar_kernels::{
     },
 };
 
-use super::StepBatch;
+use super::{StepArray, StepBatch};
 
 /// Each array starts at a multiple of this many u32: 128 bytes, the size of a GPU cache line.
 const ALIGNMENT: usize = 32;
-
-/// An array of a step. [`StepBatch`] describes the content of each array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepArray {
-    /// `[tokens]`: codes of the input tokens.
-    Tokens,
-    /// `[tokens]`: the inputs of the draft head; empty if the layout has none.
-    DraftTokens,
-    /// `[axes, tokens]`: the position of each row.
-    Positions,
-    /// `[groups, tokens]`: the KV cache slot of each row.
-    Slots,
-    /// `[sequences + 1]`: the rows of each sequence as attention sees it.
-    QueryStarts,
-    /// `[sequences]`: tokens up to and including the last row.
-    ContextLengths,
-    /// `[logit_rows + score_rows]`: the rows that sample a token, then the rows that score a token.
-    /// Empty if [every row samples](StepLayout::chooses_in_every_row).
-    ChosenRows,
-    /// `[picture_rows]`: rows of the step whose embedding comes from a picture.
-    EmbeddingRows,
-    /// `[picture_rows]`: the row of the vision cache that each of them reads.
-    PictureCacheRows,
-    /// `[states + 1]`: the rows of the sequences with a state; empty for a model without recurrent
-    /// states, like the next five arrays.
-    StateStarts,
-    /// `[states]`: tokens up to and including the last row.
-    StateContexts,
-    /// `[states]`: the slot that each state is read from.
-    StateReads,
-    /// `[states]`: the slot that each state is written to.
-    StateWrites,
-    /// `[states, SNAPSHOTS]`
-    SnapshotRows,
-    /// `[states, SNAPSHOTS]`
-    SnapshotSlots,
-    /// `[groups, sequences, blocks_max]`
-    BlockTables,
-}
-
-impl StepArray {
-    /// All arrays in the order of their offsets. The block tables are last, so that a step that
-    /// fills only part of a layout need not upload their unused end.
-    pub const ALL: [StepArray; 16] = [
-        StepArray::Tokens,
-        StepArray::DraftTokens,
-        StepArray::Positions,
-        StepArray::Slots,
-        StepArray::QueryStarts,
-        StepArray::ContextLengths,
-        StepArray::ChosenRows,
-        StepArray::EmbeddingRows,
-        StepArray::PictureCacheRows,
-        StepArray::StateStarts,
-        StepArray::StateContexts,
-        StepArray::StateReads,
-        StepArray::StateWrites,
-        StepArray::SnapshotRows,
-        StepArray::SnapshotSlots,
-        StepArray::BlockTables,
-    ];
-}
 
 /// Properties of a decoder that determine which arrays its steps read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +25,9 @@ pub struct StepFormat {
     pub groups: usize,
     /// Whether some layers have recurrent states.
     pub has_states: bool,
+    /// Whether tokens of a picture attend to the later tokens of their picture. A step then contains
+    /// a picture to its end.
+    pub whole_pictures: bool,
 }
 
 /// The sizes of a step. They determine the offset of each array in the packed list of u32, and
@@ -115,6 +56,8 @@ pub struct StepLayout {
     pub has_linked_rows: bool,
     /// Whether the rows that sample are listed even if every row samples.
     pub lists_rows: bool,
+    /// Whether rows attend to later rows of their picture.
+    pub has_key_ends: bool,
     /// Whether the layout has inputs of a draft head.
     pub has_drafts: bool,
     /// Upper bound on the number of query-key pairs in attention.
@@ -136,6 +79,7 @@ impl StepLayout {
     pub fn of(batch: &StepBatch, format: StepFormat) -> Self {
         let (sequences, short) = (batch.sequence_count(), batch.short_sequences);
         let states = StateCounts { sequences, single_rows: batch.single_rows(), short };
+        let has_key_ends = format.whole_pictures && !batch.picture_rows.is_empty();
         StepLayout {
             tokens: batch.token_count(),
             sequences: batch.short_rows() + sequences - short,
@@ -148,8 +92,13 @@ impl StepLayout {
             single_rows: batch.short_rows(),
             has_linked_rows: batch.short_rows() > short,
             lists_rows: false,
+            has_key_ends,
             has_drafts: false,
-            query_key_pairs: batch.query_key_pairs,
+            query_key_pairs: if has_key_ends {
+                batch.key_ends.iter().map(|end| u64::from(*end)).sum()
+            } else {
+                batch.query_key_pairs
+            },
         }
     }
 
@@ -169,6 +118,7 @@ impl StepLayout {
             single_rows: rows,
             has_linked_rows: false,
             lists_rows: false,
+            has_key_ends: false,
             has_drafts: false,
             query_key_pairs: (rows * blocks_max * BLOCK_TOKENS) as u64,
         }
@@ -227,13 +177,8 @@ impl StepLayout {
     fn length(&self, array: StepArray) -> usize {
         match array {
             StepArray::Tokens => self.tokens,
-            StepArray::DraftTokens => {
-                if self.has_drafts {
-                    self.tokens
-                } else {
-                    0
-                }
-            }
+            StepArray::DraftTokens => usize::from(self.has_drafts) * self.tokens,
+            StepArray::KeyEnds => usize::from(self.has_key_ends) * self.tokens,
             StepArray::Slots => self.format.groups * self.tokens,
             StepArray::Positions => self.format.axes * self.tokens,
             StepArray::StateStarts => self.states.sequences + usize::from(self.format.has_states),
@@ -295,6 +240,9 @@ impl StepLayout {
         if !self.chooses_in_every_row() {
             put(StepArray::ChosenRows, &[&batch.logit_rows[..], &batch.score_rows].concat());
         }
+        if self.has_key_ends {
+            put(StepArray::KeyEnds, &batch.key_ends);
+        }
         put(StepArray::EmbeddingRows, &batch.picture_rows);
         put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
         if self.format.has_states {
@@ -337,6 +285,11 @@ impl StepLayout {
             used += 1;
             words[starts.start + used] = end;
             words[contexts.start + used - 1] = context;
+            if self.has_key_ends {
+                // Attention knows no later token of a row that is a separate sequence.
+                let last = &mut words[self.place(StepArray::KeyEnds)][end as usize - 1];
+                *last = context.min(*last);
+            }
         }
         for padding in used..self.sequences {
             words[starts.start + padding + 1] = words[starts.start + padding] + 1;
@@ -385,7 +338,7 @@ mod tests {
 
     /// The format of a decoder without recurrent states.
     fn axes(axes: usize) -> StepFormat {
-        StepFormat { axes, groups: 1, has_states: false }
+        StepFormat { axes, groups: 1, has_states: false, whole_pictures: false }
     }
 
     fn decoding(contexts: &[usize]) -> StepBatch {

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::error::ProcessorError;
 use super::smart_resize::PixelBounds;
-use super::tiling::Tiling;
+use super::tiling::{CropRule, TileCut, Tiling};
 use crate::{MergeSize, flow::Levels};
 
 /// Values of `image_processor_type` whose arithmetic is implemented here.
@@ -19,6 +19,9 @@ const KNOWN_PROCESSORS: [&str; 5] = [
 
 /// Values of `image_processor_type` that cut pictures into tiles.
 const TILING_PROCESSORS: [&str; 3] = ["GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"];
+
+/// Values of `image_processor_type` that resize every picture to one size, and may add crops.
+const CROPPING_PROCESSORS: [&str; 3] = ["Gemma3ImageProcessor", "Gemma3ImageProcessorFast", "Gemma3ImageProcessorPil"];
 
 /// Processor types that cut pictures into tiles only if `config.json` says so.
 const MAYBE_TILING_PROCESSORS: [&str; 2] = ["CLIPFeatureExtractor", "CLIPImageProcessor"];
@@ -161,6 +164,10 @@ struct RawConfig {
     merge_size: Option<u32>,
     image_mean: Option<Vec<f64>>,
     image_std: Option<Vec<f64>>,
+    do_pan_and_scan: Option<bool>,
+    pan_and_scan_min_crop_size: Option<u32>,
+    pan_and_scan_max_num_crops: Option<u32>,
+    pan_and_scan_min_ratio_to_activate: Option<f64>,
     resample: Option<i64>,
     rescale_factor: Option<f64>,
     do_resize: Option<bool>,
@@ -190,8 +197,8 @@ struct RawSize {
 
 impl ImageProcessorConfig {
     /// Parses and checks the file. `min_pixels` and `max_pixels` override `size`, as in
-    /// transformers. Missing settings take the defaults of `Qwen2VLImageProcessor`, or of
-    /// `GotOcr2ImageProcessor` if pictures are cut into tiles.
+    /// transformers. Missing settings take the defaults of `Qwen2VLImageProcessor`, of
+    /// `GotOcr2ImageProcessor` if pictures are cut into tiles, or of `Gemma3ImageProcessor`.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -199,6 +206,9 @@ impl ImageProcessorConfig {
         let raw = RawConfig::parse(json)?;
         if raw.cuts_tiles() {
             return raw.tiled();
+        }
+        if raw.adds_crops() {
+            return raw.cropped();
         }
         raw.check_type()?;
         raw.over(ImageProcessorConfig::default())
@@ -208,7 +218,7 @@ impl ImageProcessorConfig {
     /// `processor_config.json`, or else in `video_preprocessor_config.json`, or else in
     /// `preprocessor_config.json`, as in transformers. Missing settings take the defaults of
     /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, of `Qwen3VLVideoProcessor`,
-    /// or, for a processor that cuts tiles, of `GotOcr2ImageProcessor` with one tile per frame.
+    /// or, for a processor that makes tiles, of its image processor with one tile per frame.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -216,6 +226,9 @@ impl ImageProcessorConfig {
         let raw = RawConfig::parse(json)?;
         if raw.cuts_tiles() {
             return Ok(raw.tiled()?.of_one_tile());
+        }
+        if raw.adds_crops() {
+            return Ok(raw.cropped()?.of_one_tile());
         }
         match &raw.video_processor_type {
             Some(found) if !KNOWN_VIDEO_PROCESSORS.contains(&found.as_str()) => {
@@ -296,7 +309,8 @@ impl RawConfig {
             image_mean: channels("image_mean", raw.image_mean, default.image_mean)?,
             image_std: channels("image_std", raw.image_std, default.image_std)?,
             resample: match raw.resample {
-                None | Some(3) => Resample::Bicubic,
+                None => default.resample,
+                Some(3) => Resample::Bicubic,
                 Some(2) => Resample::Bilinear,
                 Some(resample) => return Err(ProcessorError::UnknownResample { resample }),
             },
@@ -421,6 +435,10 @@ impl RawConfig {
             || image.is_some_and(|kind| MAYBE_TILING_PROCESSORS.contains(&kind)) && self.dynamic_image_size.is_some()
     }
 
+    fn adds_crops(&self) -> bool {
+        self.image_processor_type.as_deref().is_some_and(|kind| CROPPING_PROCESSORS.contains(&kind))
+    }
+
     /// Applies the tile settings on top of the defaults of `GotOcr2ImageProcessor`. That processor
     /// has no patch settings, so the patches have the settings of the only supported vision tower:
     /// 14 pixels, merged two by two. `crop_to_patches` is not read, because the models' own
@@ -433,18 +451,53 @@ impl RawConfig {
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
             require(setting, pixels.unwrap_or(0), pixels.is_none(), "null for tiles (set `max_patches` instead)")?;
         }
-        let side = match self.size.take() {
-            None => 384,
-            Some(Sides::Square(side)) => side,
-            Some(Sides::Named(RawSize { height: Some(height), width: Some(width), .. })) if height == width => height,
-            Some(Sides::Named(_)) => 0,
-        };
-        require("size", side, side > 0, "a number above 0, or an equal height and width")?;
+        let side = self.take_side(384)?;
         let tiling = self.tiling(side);
         let default = ImageProcessorConfig { tiling: Some(tiling), ..ImageProcessorConfig::default() };
         let patches = ImageProcessorConfig { temporal_patch_size: 1, ..default };
         let bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
         self.over(ImageProcessorConfig { pixel_bounds: bounds, ..patches })
+    }
+
+    /// Applies the settings on top of the defaults of `Gemma3ImageProcessor`. That processor has no
+    /// patch settings, so the patches have the settings of the released vision tower unless
+    /// `config.json` says otherwise: 14 pixels, pooled four by four. The defaults of pan and scan are
+    /// those of `Gemma3Processor`.
+    fn cropped(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
+        for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
+            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null, as all pictures have one size")?;
+        }
+        let side = self.take_side(224)?;
+        let rule = CropRule {
+            side_min: self.pan_and_scan_min_crop_size.unwrap_or(256),
+            ratio_min: self.pan_and_scan_min_ratio_to_activate.unwrap_or(1.2),
+        };
+        require("pan_and_scan_min_crop_size", rule.side_min, rule.side_min > 0, "above 0")?;
+        let has_crops = self.do_pan_and_scan == Some(true);
+        let most = if has_crops { self.pan_and_scan_max_num_crops.unwrap_or(4) } else { 1 };
+        let tiling = Tiling { side, least: 1, most, has_thumbnail: true, cut: TileCut::Crops(rule) };
+        self.over(ImageProcessorConfig {
+            tiling: Some(tiling),
+            pixel_bounds: PixelBounds { min: 1, max: tiling.pixels_max() },
+            temporal_patch_size: 1,
+            merge_size: 4,
+            image_mean: [0.5; 3],
+            image_std: [0.5; 3],
+            resample: Resample::Bilinear,
+            ..ImageProcessorConfig::default()
+        })
+    }
+
+    /// Takes the side of the square that `size` describes.
+    fn take_side(&mut self, default: u32) -> Result<u32, ProcessorError> {
+        let side = match self.size.take() {
+            None => default,
+            Some(Sides::Square(side)) => side,
+            Some(Sides::Named(RawSize { height: Some(height), width: Some(width), .. })) if height == width => height,
+            Some(Sides::Named(_)) => 0,
+        };
+        require("size", side, side > 0, "a number above 0, or an equal height and width")?;
+        Ok(side)
     }
 
     /// Tiling with tiles of `side` pixels. transformers' processor always adds a thumbnail. The
@@ -454,7 +507,13 @@ impl RawConfig {
         let is_cut = self.dynamic_image_size != Some(false);
         let most = self.max_patches.unwrap_or(if is_released { 6 } else { 12 });
         let (least, most) = if is_cut { (self.min_patches.unwrap_or(1), most) } else { (1, 1) };
-        Tiling { side, least, most, has_thumbnail: !is_released || self.use_thumbnail == Some(true) }
+        Tiling {
+            side,
+            least,
+            most,
+            has_thumbnail: !is_released || self.use_thumbnail == Some(true),
+            cut: TileCut::Resized,
+        }
     }
 
     fn check_type(&self) -> Result<(), ProcessorError> {
@@ -463,7 +522,7 @@ impl RawConfig {
             Some(found) if KNOWN_PROCESSORS.contains(&found.as_str()) => Ok(()),
             found => Err(ProcessorError::UnknownProcessor {
                 found: found.cloned().unwrap_or_else(|| "(no image_processor_type)".into()),
-                known: [&KNOWN_PROCESSORS[..], &TILING_PROCESSORS].concat().join(", "),
+                known: [&KNOWN_PROCESSORS[..], &TILING_PROCESSORS, &CROPPING_PROCESSORS].concat().join(", "),
             }),
         }
     }

@@ -6,11 +6,11 @@ use super::config::{CountedPixels, ImageProcessorConfig};
 use super::error::ProcessorError;
 use super::resample::{resize, resize_bytes};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
-use super::tiling::Tiling;
+use super::tiling::{TileCut, Tiling};
 use crate::flow::{Grid, ImageError, Levels, MediaGrid, PictureHash, ResizedImage, RgbImage, Tiles};
 
 /// Resizes decoded pictures for the encoder, as transformers'
-/// `Qwen2VLImageProcessor` and `GotOcr2ImageProcessor` do.
+/// `Qwen2VLImageProcessor`, `GotOcr2ImageProcessor` and `Gemma3ImageProcessor` do.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor {
     config: ImageProcessorConfig,
@@ -136,8 +136,17 @@ impl ImageProcessor {
         let tokens = self.config.merge().tokens(patches);
         let tile = Size { width: tiling.side, height: tiling.side };
         let kept = tile.rgb_bytes() * tiles.count() as u64;
-        // All tiles are cut from one resized picture, which is freed before the thumbnail is made.
-        let host_bytes = resize_bytes(source, resized).max(resized.rgb_bytes() + kept) + resize_bytes(source, tile);
+        let host_bytes = match tiling.cut {
+            // All tiles are cut from one resized picture, which is freed before the thumbnail is made.
+            TileCut::Resized => {
+                resize_bytes(source, resized).max(resized.rgb_bytes() + kept) + resize_bytes(source, tile)
+            }
+            // A crop is copied before it is resized.
+            TileCut::Crops(_) => {
+                let crop = crop_size(source, tiles);
+                kept + resize_bytes(source, tile).max(crop.rgb_bytes() + resize_bytes(crop, tile))
+            }
+        };
         Ok(ResizePlan { source, resized, grid, tiles: Some(tiles), patches, tokens, host_bytes })
     }
 
@@ -187,8 +196,8 @@ impl ImageProcessor {
         Ok(self.process_step(vec![self.resize_to(picture, plan.resized)], &plan))
     }
 
-    /// Resizes a picture and hashes each of its tiles, row by row, followed by the thumbnail. A
-    /// processor without tiling returns one piece.
+    /// Resizes a picture and hashes each of its tiles, in the order of the prompt: row by row, with
+    /// the thumbnail where [`TileCut`] says. A processor without tiling returns one piece.
     ///
     /// # Errors
     /// The errors of [`plan`](Self::plan).
@@ -204,14 +213,32 @@ impl ImageProcessor {
     pub fn process_planned(&self, picture: &RgbImage, plan: &ResizePlan) -> Vec<EncoderInput> {
         let (width, height) = (picture.width(), picture.height());
         assert_eq!(Size { width, height }, plan.source, "a picture has the size that its header says");
+        let cut = match plan.tiles.zip(self.config.tiling) {
+            None => vec![self.resize_to(picture, plan.resized)],
+            Some((tiles, Tiling { cut: TileCut::Resized, .. })) => self.resized_tiles(picture, plan, tiles),
+            Some((tiles, Tiling { cut: TileCut::Crops(_), .. })) => self.crops(picture, plan, tiles),
+        };
+        cut.into_iter().map(|tile| self.process_step(vec![tile], plan)).collect()
+    }
+
+    /// The tiles of a picture that is resized to all of them, and the thumbnail.
+    fn resized_tiles(&self, picture: &RgbImage, plan: &ResizePlan, tiles: Tiles) -> Vec<RgbImage> {
         let whole = self.resize_to(picture, plan.resized);
-        let Some(tiles) = plan.tiles else { return vec![self.process_step(vec![whole], plan)] };
         let size = plan.tile_size(tiles);
-        let places = (0..tiles.rows).flat_map(|row| (0..tiles.columns).map(move |column| (column, row)));
-        let mut cut: Vec<_> = places.map(|(column, row)| tile(&whole, size, column, row)).collect();
+        let mut cut: Vec<_> = places(tiles).map(|place| tile(&whole, size, place)).collect();
         drop(whole);
         cut.extend(tiles.has_thumbnail.then(|| self.resize_to(picture, size)));
-        cut.into_iter().map(|tile| self.process_step(vec![tile], plan)).collect()
+        cut
+    }
+
+    /// The whole picture as one tile, and its crops.
+    fn crops(&self, picture: &RgbImage, plan: &ResizePlan, tiles: Tiles) -> Vec<RgbImage> {
+        let (size, crop) = (plan.tile_size(tiles), crop_size(plan.source, tiles));
+        let mut cut = vec![self.resize_to(picture, size)];
+        if tiles.has_thumbnail {
+            cut.extend(places(tiles).map(|place| self.resize_to(&tile(picture, crop, place), size)));
+        }
+        cut
     }
 
     /// Resizes a frame to the size of its video's plan.
@@ -246,11 +273,24 @@ impl ImageProcessor {
     }
 }
 
-/// The tile of `size` at this column and row of `whole`.
-fn tile(whole: &RgbImage, size: Size, column: u32, row: u32) -> RgbImage {
+/// The column and the row of each tile, row by row, without the thumbnail.
+fn places(tiles: Tiles) -> impl Iterator<Item = (u32, u32)> {
+    (0..tiles.rows).flat_map(move |row| (0..tiles.columns).map(move |column| (column, row)))
+}
+
+/// Size of the crops of a picture. The last crop of a row or column may be smaller.
+fn crop_size(source: Size, tiles: Tiles) -> Size {
+    Size { width: source.width.div_ceil(tiles.columns), height: source.height.div_ceil(tiles.rows) }
+}
+
+/// The part of `whole` at this column and row, if it is divided into parts of `size`. Parts at the
+/// right and bottom may be smaller.
+fn tile(whole: &RgbImage, size: Size, (column, row): (u32, u32)) -> RgbImage {
     let pitch = 3 * whole.width() as usize;
-    let (left, wide) = (3 * (column * size.width) as usize, 3 * size.width as usize);
-    let rows = whole.data().chunks_exact(pitch).skip((row * size.height) as usize).take(size.height as usize);
+    let (left, top) = (column * size.width, row * size.height);
+    let size = Size { width: size.width.min(whole.width() - left), height: size.height.min(whole.height() - top) };
+    let (left, wide) = (3 * left as usize, 3 * size.width as usize);
+    let rows = whole.data().chunks_exact(pitch).skip(top as usize).take(size.height as usize);
     // The exact capacity keeps the allocation within the lease.
     let mut data = Vec::with_capacity(size.rgb_bytes().as_usize());
     rows.for_each(|row| data.extend_from_slice(&row[left..left + wide]));

@@ -53,5 +53,5 @@ pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{EncoderInput, ImageProcessor, ResizePlan};
 pub use media_plan::{MediaKey, MediaLimits, MediaPlan, MediaProcessors};
 pub use smart_resize::{PixelBounds, Size, VideoLength, smart_resize, smart_resize_video};
-pub use tiling::Tiling;
+pub use tiling::{CropRule, TileCut, Tiling};
 pub use video_processor::{VideoPlan, VideoProcessor};

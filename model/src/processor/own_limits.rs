@@ -127,6 +127,7 @@ mod tests {
 
     use super::*;
     use crate::processor::ImageProcessorConfig;
+    use crate::processor::tiling::TileCut;
 
     const FREE: usize = 1 << 20;
 
@@ -135,7 +136,7 @@ mod tests {
     }
 
     fn internvl() -> ImageProcessor {
-        let tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true };
+        let tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true, cut: TileCut::Resized };
         let pixel_bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
         let config = ImageProcessorConfig { tiling: Some(tiling), pixel_bounds, ..ImageProcessorConfig::default() };
         ImageProcessor::new(config).expect("valid settings")

@@ -1,11 +1,12 @@
-//! Tiling of pictures. The aspect ratio of a picture decides how many tiles of equal size the
-//! picture is stretched over. The whole picture may follow as a thumbnail (InternVL 1.5,
-//! arXiv 2404.16821, section 3.3).
+//! Tiling of pictures. Either the aspect ratio of a picture decides how many tiles of equal size the
+//! picture is stretched over, and the whole picture may follow as a thumbnail (InternVL 1.5,
+//! arXiv 2404.16821, section 3.3). Or the picture is one tile, followed by crops of a long picture
+//! (pan and scan, Gemma 3, arXiv 2503.19786, section 2.1).
 
 use super::smart_resize::{Size, check_sides};
 use crate::flow::{ImageError, Tiles};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiling {
     /// Pixels along a side of a tile.
     pub side: u32,
@@ -13,9 +14,28 @@ pub struct Tiling {
     pub least: u32,
     /// Maximum number of tiles of a picture, without the thumbnail.
     pub most: u32,
-    /// Whether a picture of several tiles is followed by one more tile that shows the whole
-    /// picture.
+    /// Whether a picture of several tiles has one more tile that shows the whole picture.
     pub has_thumbnail: bool,
+    pub cut: TileCut,
+}
+
+/// How tiles are cut from a picture.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TileCut {
+    /// The picture is resized to all tiles together, and then cut. The thumbnail is the last tile.
+    Resized,
+    /// The picture is cut along its longer side, and each crop is resized to a tile. The thumbnail is
+    /// the first tile.
+    Crops(CropRule),
+}
+
+/// The pictures that have crops: `do_pan_and_scan` of transformers' `Gemma3ImageProcessor`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CropRule {
+    /// Pixels along the shorter side of a crop, at least.
+    pub side_min: u32,
+    /// The longer side of a picture over its shorter side, at least.
+    pub ratio_min: f64,
 }
 
 impl Tiling {
@@ -43,6 +63,9 @@ impl Tiling {
     /// such a picture, but the memory for resizing it grows with its longer side.
     pub fn choose(self, size: Size, tiles_max: u64) -> Result<Tiles, ImageError> {
         check_sides(size)?;
+        if let TileCut::Crops(rule) = self.cut {
+            return Ok(self.crops(size, rule, tiles_max));
+        }
         let Size { width, height } = size;
         let (aspect, half_a_tile) = (f64::from(width) / f64::from(height), 0.5 * self.tile_pixels() as f64);
         let (mut nearest, mut chosen) = (f64::INFINITY, self.tiles(1, 1));
@@ -54,6 +77,24 @@ impl Tiling {
             }
         }
         Ok(chosen)
+    }
+
+    /// The crops of a picture: as many as its sides' ratio, rounded, from 2 to the maximum, as in
+    /// `image_processing_gemma3.py` of transformers 5.17. One tile if the picture has no crops.
+    fn crops(self, Size { width, height }: Size, rule: CropRule, tiles_max: u64) -> Tiles {
+        let (long, short) = (width.max(height), width.min(height));
+        let ratio = f64::from(long) / f64::from(short);
+        let most = u64::from(self.most).min(tiles_max.saturating_sub(1)) as u32;
+        let count = ((ratio + 0.5) as u32).min(long / rule.side_min).max(2).min(most);
+        if ratio < rule.ratio_min || count < 2 {
+            return self.tiles(1, 1);
+        }
+        let side = long.div_ceil(count);
+        // The second condition leaves at least one pixel for the last crop.
+        if side.min(short) < rule.side_min || (count - 1) * side >= long {
+            return self.tiles(1, 1);
+        }
+        if width >= height { self.tiles(count, 1) } else { self.tiles(1, count) }
     }
 
     /// All arrangements, in order of increasing number of tiles.
@@ -76,7 +117,7 @@ impl Tiling {
 mod tests {
     use super::*;
 
-    const RELEASED: Tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true };
+    const RELEASED: Tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true, cut: TileCut::Resized };
 
     fn chosen(tiling: Tiling, width: u32, height: u32, tiles_max: u64) -> (u32, u32, bool) {
         let tiles = tiling.choose(Size { width, height }, tiles_max).expect("a picture");

@@ -6,7 +6,8 @@ use super::message::{ContentPart, Message};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceholderTexts {
     pub image: &'static str,
-    pub video: &'static str,
+    /// `None` for a family without videos.
+    pub video: Option<&'static str>,
     /// The text before each placeholder.
     pub before: &'static str,
     /// The text after each placeholder.
@@ -23,7 +24,9 @@ impl PlaceholderTexts {
             match part {
                 ContentPart::Text(text) => joined += &text,
                 ContentPart::Image => joined.extend([self.before, self.image, self.after]),
-                ContentPart::Video => joined.extend([self.before, self.video, self.after]),
+                ContentPart::Video => {
+                    joined.extend(self.video.iter().flat_map(|video| [self.before, video, self.after]))
+                }
                 part @ (ContentPart::Reasoning(_) | ContentPart::ToolCall(_) | ContentPart::ResultOf(_)) => {
                     rest.push(part)
                 }

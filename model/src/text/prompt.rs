@@ -41,7 +41,7 @@ impl PromptEncoder {
     /// are already replaced by placeholder text.
     pub fn with_placeholders(mut self, texts: Option<PlaceholderTexts>) -> Self {
         if let Some(texts) = &texts {
-            self.guard = self.guard.with([texts.image, texts.video]);
+            self.guard = self.guard.with([Some(texts.image), texts.video].into_iter().flatten());
         }
         self.placeholders = texts.filter(|texts| !self.template.knows_pictures(texts.image));
         self

@@ -25,7 +25,7 @@ impl SpecialGuard {
     }
 
     /// A guard against the same names and `more`.
-    pub fn with(&self, more: [&str; 2]) -> Self {
+    pub fn with<'a>(&'a self, more: impl IntoIterator<Item = &'a str>) -> Self {
         SpecialGuard::new(self.names.iter().map(String::as_str).chain(more))
     }
 

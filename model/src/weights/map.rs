@@ -109,6 +109,17 @@ impl<'c> WeightMap<'c> {
         self.stacked(&[part], shape, shape.columns().into(), WeightLayout::default())
     }
 
+    /// Claims a matrix of `shape` that the file has with its axes swapped.
+    pub fn swapped(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor<'static>, WeightError> {
+        let [rows, columns] = shape;
+        if self.checkpoint.tensors.random(name, 2).is_some() {
+            return self.tensor(name, shape);
+        }
+        let matrix = self.tensor(name, [columns, rows])?;
+        self.segment.swap_last();
+        Ok(matrix.into_shape(shape))
+    }
+
     /// Claims a single list of numbers, stored as f32 on every target. `elements` may be a
     /// [share](RankShard) of the list.
     pub fn tensor_f32(&mut self, name: &str, elements: impl Into<RankShard>) -> Result<Tensor<'static>, WeightError> {

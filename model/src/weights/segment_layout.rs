@@ -85,6 +85,12 @@ impl SegmentLayout {
         }
     }
 
+    /// Swaps the axes of the last copy, which is a matrix, while it is read.
+    pub fn swap_last(&mut self) {
+        let copy = self.copies.last_mut().expect("a copy was placed");
+        (copy.swapped, copy.row) = (true, (copy.elements() / copy.row.0, 0));
+    }
+
     /// Sets how the last copy, which is the weight of a norm, is scaled while it is read.
     pub fn scale_last(&mut self, scaling: NormScaling) {
         if let Some(copy) = self.copies.last_mut() {

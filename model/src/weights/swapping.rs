@@ -13,18 +13,18 @@ const SIDE: usize = 32;
 /// that follow are long.
 const TOGETHER: usize = 64 << 20;
 
-/// Calls `each` with the matrices of `found` `[count, columns, rows]`, some at a time, as
-/// `[rows, columns]` of its `dtype`. `buffer` grows to the size of these matrices. A tensor whose
+/// Calls `each` with the matrices of `found` `[count, columns, rows]` or `[columns, rows]`, some at a
+/// time, as `[rows, columns]` of its `dtype`. `buffer` grows to the size of these matrices. A tensor whose
 /// elements cannot be read in place needs additional memory for the whole tensor.
 ///
 /// # Panics
-/// If `found` does not have three axes. The weight map has already checked this.
+/// If `found` does not have two or three axes. The weight map has already checked this.
 pub(super) fn swapped_parts<E>(
     found: &TensorInfo<'_>,
     buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let &[_, columns, rows] = found.shape else { panic!("{found:?} has no matrices") };
+    let (&[columns, rows] | &[_, columns, rows]) = found.shape else { panic!("{found:?} has no matrices") };
     let bytes = rows * columns * found.dtype.bytes();
     let mut unpacked = Vec::new();
     let all = if found.is_in_place() {

@@ -5,11 +5,12 @@ use std::ops::Range;
 use bursar_model::{
     checkpoint::Checkpoint,
     flow::{EncodedImage, ImageLimits, MediaGrid, ResizedImage, Video},
+    processor::{ImageProcessor, ImageProcessorConfig},
     registry::FamilyConfig,
     text::{ContentPart, Message, Role, TemplateInputs},
 };
 use safetensors::SafeTensors;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::repository;
 
@@ -31,12 +32,15 @@ pub struct Case {
     recorded: Vec<u8>,
 }
 
-/// Processes a recorded picture. Returns the grid of its placeholder and the pictures
-/// that the encoder sees.
+/// Processes a recorded picture with the checkpoint's processor. Returns the grid of its placeholder
+/// and the pictures that the encoder sees.
 pub fn picture(checkpoint: &Checkpoint, name: &str) -> (MediaGrid, Vec<ResizedImage>) {
+    processed(checkpoint.image_processor.as_ref().expect("a checkpoint with pictures"), name)
+}
+
+fn processed(processor: &ImageProcessor, name: &str) -> (MediaGrid, Vec<ResizedImage>) {
     let limits = ImageLimits::default();
     let bytes = EncodedImage::open(bursar_golden::path("pictures").join(name), &limits).expect("the picture opens");
-    let processor = checkpoint.image_processor.as_ref().expect("a checkpoint with pictures");
     let decoded = bytes.decode(&limits).expect("the picture decodes");
     let plan = processor.plan(decoded.width(), decoded.height()).expect("the picture is planned");
     let pieces = processor.process_tiles(&decoded).expect("the picture is processed");
@@ -53,10 +57,14 @@ pub fn video(name: &str, frames_per_second: f64) -> Video {
     Video::new((0..count).map(open).collect::<Vec<_>>(), frames_per_second)
 }
 
-/// Processes the picture or video of a message part.
-fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(MediaGrid, Vec<ResizedImage>)> {
+/// Processes the picture or video of a message part. `images` processes pictures.
+fn show(
+    checkpoint: &Checkpoint,
+    images: Option<&ImageProcessor>,
+    part: &Value,
+) -> Option<(MediaGrid, Vec<ResizedImage>)> {
     match text(&part["type"]) {
-        "image" => Some(picture(checkpoint, text(&part["image"]))),
+        "image" => Some(processed(images.expect("a checkpoint with pictures"), text(&part["image"]))),
         "video" => {
             let rate = part["frames_per_second"].as_f64().expect("a rate");
             let (video, limits) = (video(text(&part["video"]), rate), ImageLimits::default());
@@ -67,6 +75,20 @@ fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(MediaGrid, Vec<Resized
         }
         _ => None,
     }
+}
+
+/// The image processor of the checkpoint in `folder` with a case's `settings`, if there are any.
+fn with_settings(folder: &str, checkpoint: &Checkpoint, settings: &Value) -> Option<ImageProcessor> {
+    let (own, Some(settings)) = (checkpoint.image_processor.as_ref()?, settings.as_object()) else {
+        return checkpoint.image_processor.clone();
+    };
+    let file = std::fs::read(repository(&format!("{folder}/preprocessor_config.json"))).expect("the file opens");
+    let mut changed: Map<String, Value> = serde_json::from_slice(&file).expect("JSON");
+    changed.extend(settings.clone());
+    let changed = ImageProcessorConfig::from_json(Value::Object(changed).to_string().as_bytes()).expect("settings");
+    // The sizes of patches are not in this file.
+    let (tiling, pixel_bounds) = (changed.tiling, changed.pixel_bounds);
+    Some(ImageProcessor::new(ImageProcessorConfig { tiling, pixel_bounds, ..own.config().clone() }).expect("settings"))
 }
 
 impl Case {
@@ -80,8 +102,9 @@ impl Case {
         let pictures: Vec<String> = list(&json["images"]).map(|name| text(name).to_owned()).collect();
         let contents = list(&json["messages"]).flat_map(|message| list(&message["content"]));
         let (mut visuals, mut shown, mut images) = (Vec::new(), Vec::new(), Vec::new());
+        let images_by = with_settings(folder, checkpoint, &json["processor"]);
         for part in contents {
-            let Some((visual, pieces)) = show(checkpoint, part) else { continue };
+            let Some((visual, pieces)) = show(checkpoint, images_by.as_ref(), part) else { continue };
             let name = text(&part[text(&part["type"])]).to_owned();
             shown.push((name, images.len()..images.len() + pieces.len()));
             visuals.push(visual);

@@ -268,9 +268,10 @@ impl<B: Backend> Bench<B> {
         let blocks = Sequence::blocks_for(layout.tokens.len()) * groups.count();
         let mut free = self.free_blocks.borrow_mut();
         let kept = free.len() - blocks;
-        let has_states = self.model.config().decoder().step_format().has_states;
-        let state = has_states.then(|| self.free_states.borrow_mut().pop().expect("a free state"));
+        let format = self.model.config().decoder().step_format();
+        let state = format.has_states.then(|| self.free_states.borrow_mut().pop().expect("a free state"));
         Sequence::new(layout, picture_rows.to_vec(), groups, &free.split_off(kept), state)
+            .with_whole_pictures(format.whole_pictures)
     }
 
     /// Frees the blocks and the state of a sequence, with their stale content.

@@ -25,7 +25,7 @@ pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]
 }
 
 /// Logits at some positions of a prompt. The logits of each position come from a run of the prompt
-/// up to that position in one step. Up to four such runs share a batch, each in separate blocks.
+/// up to that position in one step, or up to the end of a picture that must be whole. Up to four such runs share a batch, each in separate blocks.
 pub fn prefixes(
     bench: &Bench<impl Backend>,
     case: &Case,
@@ -35,8 +35,12 @@ pub fn prefixes(
     let mut logits = Vec::new();
     for places in places.chunks(4) {
         let mut sequences: Vec<_> = places.iter().map(|_| bench.sequence(case, picture_rows)).collect();
-        let chunks = sequences.iter_mut().zip(places).map(|(sequence, place)| sequence.next_chunk(place + 1));
-        logits.extend(bench.step(&mut chunks.collect::<Vec<_>>()));
+        let chunks = sequences.iter_mut().zip(places);
+        let (mut chunks, counts): (Vec<_>, Vec<_>) =
+            chunks.map(|(sequence, place)| sequence.next_chunk(place + 1).with_logits_from(*place)).unzip();
+        let mut all = bench.step(&mut chunks).into_iter();
+        // Of each sequence, only the first logits are wanted.
+        logits.extend(counts.into_iter().filter_map(|count| all.by_ref().take(count).reduce(|first, _| first)));
         sequences.into_iter().for_each(|sequence| bench.end(sequence));
     }
     logits

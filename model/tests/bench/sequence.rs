@@ -19,6 +19,8 @@ pub struct Sequence {
     /// Blocks before the sliding windows, which no step reads any more.
     released: Vec<u32>,
     state: Option<u32>,
+    /// Whether no chunk may end within a picture.
+    whole_pictures: bool,
     cached: usize,
 }
 
@@ -48,7 +50,14 @@ impl Sequence {
         let (tokens, positions) = (layout.tokens.clone(), layout.positions.clone());
         let tables = blocks.chunks(blocks.len() / groups.count()).map(|blocks| blocks.to_vec().into()).collect();
         let (groups, released) = (groups.clone(), Vec::new());
-        Sequence { layout, tokens, positions, picture_rows, groups, tables, released, state, cached: 0 }
+        let whole_pictures = false;
+        Sequence { layout, tokens, positions, picture_rows, groups, tables, released, state, whole_pictures, cached: 0 }
+    }
+
+    /// The same sequence. With `whole_pictures`, chunks that would end within a picture include all of
+    /// the picture.
+    pub fn with_whole_pictures(self, whole_pictures: bool) -> Self {
+        Sequence { whole_pictures, ..self }
     }
 
     /// The blocks and the slot of the state.
@@ -71,8 +80,13 @@ impl Sequence {
         self.tokens.push(token);
     }
 
-    /// The next `count` tokens, with the logits of the last token.
+    /// The next `count` tokens, or more to the end of a picture that must be whole, with the logits of
+    /// the last token.
     pub fn next_chunk(&mut self, count: usize) -> SequenceChunk<'_> {
+        let end = self.cached + count;
+        let is_cut = |tokens: &Range<usize>| self.whole_pictures && tokens.start < end && end < tokens.end;
+        let cut = self.layout.pictures.iter().map(|span| &span.tokens).find(|tokens| is_cut(tokens));
+        let count = cut.map_or(count, |tokens| tokens.end - self.cached);
         SequenceChunk { sequence: self, count, logit_rows: 1, scored: 0 }
     }
 }
@@ -81,6 +95,13 @@ impl SequenceChunk<'_> {
     /// The same chunk without logits, as in the middle of a prompt.
     pub fn without_logits(self) -> Self {
         SequenceChunk { logit_rows: 0, ..self }
+    }
+
+    /// The same chunk with the logits of token `at` and of all tokens after it. Returns their number,
+    /// too.
+    pub fn with_logits_from(self, at: usize) -> (Self, usize) {
+        let logit_rows = self.count - at;
+        (SequenceChunk { logit_rows, ..self }, logit_rows)
     }
 
     /// The same chunk with the logits of all its tokens, as in a step that verifies drafts.

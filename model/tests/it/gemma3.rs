@@ -1,18 +1,14 @@
-//! Gemma 3: the settings of its two file formats, its defaults, the settings that are refused, and
-//! the parts of its layers that other families lack. `golden_text_families.rs` compares its logits
-//! with logits of transformers.
+//! Gemma 3: the settings of its two file formats, its defaults, the settings that are refused, the
+//! names of its weights, and the parts of its layers that other families lack.
+//! `golden_text_families.rs` and `golden_vision_families.rs` compare its logits with logits of
+//! transformers.
 
 use bursar_kernels::{Target, ops::gate_mul::GateActivation};
-use bursar_model::{
-    Model,
-    blocks::DecoderConfig,
-    flow::{Grid, LayoutError, MediaGrid},
-    registry::FamilyConfig,
-};
+use bursar_model::{MergeSize, Model, blocks::DecoderConfig, flow::Grid, registry::FamilyConfig};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    bench::{Bench, Case, alone, relative_error},
+    bench::{Bench, Case, alone, encode, relative_error},
     common::golden_json,
     copy::{Copy, GEMMA3, GEMMA3_TEXT},
 };
@@ -164,11 +160,51 @@ fn every_setting_of_gemma_changes_the_logits() {
 }
 
 #[test]
-fn a_checkpoint_with_a_vision_tower_takes_only_text() {
+fn the_settings_of_pictures_are_read_and_wrong_ones_are_refused() {
+    let family = FamilyConfig::of(&Copy::of(GEMMA3).open()).expect("the family serves it");
+    assert_eq!(family.tile(), Some(Grid { t: 1, h: 12, w: 12 }));
+    assert_eq!((family.merge().map(MergeSize::side), family.whole_picture_tokens(0)), (Some(2), 36));
+    let refused = |edit: fn(Copy) -> Copy| read(&edit(Copy::of(GEMMA3))).expect_err("the settings are refused");
+    assert_eq!(
+        refused(|copy| copy.set(CONFIG, &["mm_tokens_per_image"], json!(35))),
+        "mm_tokens_per_image is 35, but vision_config gives 168 x 168 pixels in patches of 14"
+    );
+    assert_eq!(
+        refused(|copy| copy.set(CONFIG, &["vision_config", "hidden_act"], json!("gelu"))),
+        "vision_config.hidden_act is gelu; supported: gelu_pytorch_tanh"
+    );
+    assert_eq!(
+        refused(|copy| copy.set(CONFIG, &["image_token_index"], json!(1 << 20))),
+        "image_token_index is 1048576, but vocab_size is 384"
+    );
+    assert_eq!(
+        refused(|copy| copy.set("preprocessor_config.json", &["size"], json!({ "height": 112, "width": 112 }))),
+        "the model takes tiles of 168, but the image processor makes tiles of 112"
+    );
+}
+
+#[test]
+fn a_video_is_refused() {
+    let family = FamilyConfig::of(&Copy::of(GEMMA3).open()).expect("the family serves it");
     let checkpoint = Copy::of(GEMMA3).open();
-    let model = Model::plan(&checkpoint, &CPU).expect("the model is planned");
-    assert_eq!((model.config().image_token(), model.config().merge()), (None, None));
-    let picture = [MediaGrid::Image(Grid { t: 1, h: 2, w: 2 })];
-    let refused = model.config().lay_out(vec![2, 4], &picture).expect_err("a picture is refused");
-    assert!(matches!(refused, LayoutError::TextOnly { pictures: 1 }), "{refused}");
+    assert!(family.video_processor(&checkpoint).is_none());
+}
+
+#[test]
+fn names_that_transformers_saves_are_read() {
+    let logits = |copy: &Copy| {
+        let bench = Bench::of(copy.open(), 2);
+        let case = Case::read(GEMMA3, &bench.checkpoint, "one_image");
+        let rows = encode(&bench, &case);
+        alone(&bench, &case, &rows, &[usize::MAX]).logits.swap_remove(0)
+    };
+    let released = logits(&Copy::of(GEMMA3));
+    for tower in ["model.vision_tower", "model.vision_tower.vision_model"] {
+        let renamed = Copy::of(GEMMA3).rename("model.safetensors", |name| {
+            let name = name.replace("vision_tower.vision_model", tower);
+            let name = name.replace("language_model.model", "model.language_model");
+            if name.starts_with("multi_modal_projector") { format!("model.{name}") } else { name }
+        });
+        assert_eq!(logits(&renamed), released, "{tower}");
+    }
 }

@@ -2,8 +2,8 @@
 //! and the patch values.
 
 use bursar_model::{
-    flow::{EncodedImage, ImageError, ImageLimits, ResizeLimits, RgbImage, Tiles},
-    processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, Tiling},
+    flow::{EncodedImage, ImageError, ImageLimits, ResizeLimits, ResizedImage, RgbImage, Tiles},
+    processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, TileCut, Tiling},
 };
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::{
     common::{golden_json, golden_png},
 };
 
-const FOLDERS: [&str; 2] = ["tests/golden/internvl", "tests/golden/internvl_chat"];
+const FOLDERS: [&str; 3] = ["tests/golden/internvl", "tests/golden/internvl_chat", "tests/golden/gemma3"];
 
 /// A list of two numbers.
 fn pair(value: &Value) -> [u32; 2] {
@@ -25,14 +25,14 @@ fn every_picture_size_gets_the_recorded_tile_grid() {
     let limits: Vec<_> = recorded["limits"].as_array().expect("limits").iter().map(pair).collect();
     let rows = recorded["rows"].as_array().expect("rows");
     assert!(rows.len() > 60);
-    let tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true };
+    let tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true, cut: TileCut::Resized };
     let pixel_bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
     let config = ImageProcessorConfig { tiling: Some(tiling), pixel_bounds, ..ImageProcessorConfig::default() };
     let released = ImageProcessor::new(config).expect("valid settings");
     for row in rows {
         let [width, height] = pair(&row["size"]);
         for ([least, most], grid) in limits.iter().zip(row["grids"].as_array().expect("grids")) {
-            let tiling = Tiling { side: 448, least: *least, most: *most, has_thumbnail: true };
+            let tiling = Tiling { side: 448, least: *least, most: *most, has_thumbnail: true, cut: TileCut::Resized };
             let chosen = tiling.choose(Size { width, height }, u64::MAX);
             if width.max(height) > 200 * width.min(height) {
                 assert!(matches!(chosen, Err(ImageError::AspectRatio { .. })), "{width} x {height}");
@@ -56,7 +56,7 @@ fn tiles_and_thumbnail_have_the_recorded_bytes() {
     let file = recorded["file"].as_str().expect("a file").to_owned();
     let limits = ImageLimits::default();
     let picture = EncodedImage::open(bursar_golden::path(file), &limits).expect("the picture opens");
-    let tiling = Tiling { side: 56, least: 1, most: 12, has_thumbnail: true };
+    let tiling = Tiling { side: 56, least: 1, most: 12, has_thumbnail: true, cut: TileCut::Resized };
     let bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
     let config = ImageProcessorConfig {
         tiling: Some(tiling),
@@ -76,6 +76,29 @@ fn tiles_and_thumbnail_have_the_recorded_bytes() {
 }
 
 #[test]
+fn crops_of_a_picture_have_the_recorded_bytes() {
+    const FOLDER: &str = "tests/golden/gemma3";
+    let checkpoint = bench::open(FOLDER);
+    for name in ["pan_and_scan", "pan_and_scan_tall"] {
+        let case = Case::read(FOLDER, &checkpoint, name);
+        let mut count = 0;
+        for (picture, place) in &case.shown {
+            let Some(recorded) = case.bytes(&format!("levels.{picture}")) else { continue }; // [tiles, 3, side, side]
+            let planes = |image: &ResizedImage| {
+                let pixels = image.frames[0].data();
+                (0..3).flat_map(|channel| pixels.iter().skip(channel).step_by(3)).copied().collect::<Vec<u8>>()
+            };
+            let found: Vec<u8> = case.images[place.clone()].iter().flat_map(planes).collect();
+            let wrong = found.iter().zip(&recorded).filter(|(found, recorded)| found != recorded).count();
+            assert_eq!(found.len(), recorded.len());
+            assert_eq!(wrong, 0, "{picture}: {wrong} of {} levels", found.len());
+            count += place.len();
+        }
+        assert!(count > 2, "{name} has {count} tiles of pictures with crops");
+    }
+}
+
+#[test]
 fn pixel_values_of_a_tile_match_the_recording() {
     const PICTURE: &str = "small_58x54.png";
     for folder in FOLDERS {
@@ -84,9 +107,11 @@ fn pixel_values_of_a_tile_match_the_recording() {
         let (_, place) =
             case.shown.iter().find(|(name, _)| name == PICTURE).expect("the case shows the picture").clone();
         let processor = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
-        let patches = cut(&case.images[place.start], processor.config());
-        let recorded = case.floats(&format!("pixel_values.{PICTURE}")).expect("pixel values"); // [1, 3, 56, 56]
-        let expected = patches_of(&recorded, 56, 14);
+        let tower = processor.config();
+        let patches = cut(&case.images[place.start], tower);
+        let recorded = case.floats(&format!("pixel_values.{PICTURE}")).expect("pixel values"); // [1, 3, side, side]
+        let side = tower.tiling.expect("tiles").side as usize;
+        let expected = patches_of(&recorded, side, 14);
         let worst = relative_error(&patches, &expected);
         assert!(worst < 1e-6, "{folder}: {worst:e}");
     }

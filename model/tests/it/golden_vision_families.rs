@@ -1,4 +1,4 @@
-//! Qwen3-VL, Qwen2-VL, Qwen3.5 and InternVL compared with results of transformers: prompts
+//! Qwen3-VL, Qwen2-VL, Qwen3.5, InternVL and Gemma 3 compared with results of transformers: prompts
 //! including the text around pictures and videos, positions, vision cache rows, logits and answers,
 //! with whole prompts, in chunks, and batched with others. `qwen3_vl` has tower heads of 64, a tied
 //! head, and one decoder layer more than DeepStack features. `qwen3_vl_72` has tower heads of 72,
@@ -21,7 +21,8 @@ use crate::bench::{
 const FOLDER: &str = "tests/golden/qwen3_vl";
 /// Checkpoints with gated delta nets. The second has experts and a shared expert.
 const HYBRIDS: [&str; 2] = ["tests/golden/qwen3_5", "tests/golden/qwen3_5_moe"];
-const FOLDERS: [(&str, &[&str]); 8] = [
+const GEMMA: &str = "tests/golden/gemma3";
+const FOLDERS: [(&str, &[&str]); 9] = [
     (
         FOLDER,
         &[
@@ -76,6 +77,8 @@ const FOLDERS: [(&str, &[&str]); 8] = [
         ],
     ),
     (HYBRIDS[1], &["short", "long", "single_image"]),
+    // Tokens of a picture attend to its later tokens. A picture has more tokens than the window.
+    (GEMMA, &["one_image", "several_images", "two_turns", "pan_and_scan", "pan_and_scan_tall"]),
 ];
 
 /// Videos, each with the case that has its recorded rows and pixels.
@@ -105,12 +108,13 @@ fn prompts_grids_and_positions_match_the_recording() {
         let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
         for name in names {
             let case = Case::read(folder, &checkpoint, name);
-            let (mut pictures, mut tiled, mut videos) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut pictures, mut tiled, mut crops, mut videos) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for visual in &case.visuals {
                 match visual {
                     MediaGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
                     MediaGrid::Tiles { tiles, .. } => {
                         tiled.extend([tiles.columns, tiles.rows, tiles.has_thumbnail.into()].map(i64::from));
+                        crops.push(tiles.count() as i64 - 1);
                     }
                     MediaGrid::Video { step, steps, .. } => {
                         videos.extend([*steps as i64, i64::from(step.h), i64::from(step.w)]);
@@ -118,7 +122,10 @@ fn prompts_grids_and_positions_match_the_recording() {
                 }
             }
             assert_eq!(pictures, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
-            assert_eq!(tiled, case.integers("tiles").unwrap_or_default(), "{name}");
+            match case.integers("num_crops") {
+                Some(recorded) => assert_eq!(crops, recorded, "{name}"),
+                None => assert_eq!(tiled, case.integers("tiles").unwrap_or_default(), "{name}"),
+            }
             if family.tile().is_none() {
                 assert_eq!(videos, case.integers("video_grid_thw").unwrap_or_default(), "{name}");
             }

@@ -78,13 +78,10 @@ const RELEASED: [(&str, u64, [usize; 3]); 44] = [
     ("mistral-7b-v0.3", 14_496_047_104, [32, 8, 128]),
     ("gemma-3-270m", 2 * 268_098_176, [3, 1, 256]),
     ("gemma-3-1b", 2 * 999_885_952, [4, 1, 256]),
-    ("gemma-3-4b", 2 * (4_300_079_472 - SIGLIP - 2_950_272), [6, 4, 256]),
-    ("gemma-3-12b", 2 * (12_187_325_040 - SIGLIP - 4_424_832), [10, 8, 256]),
-    ("gemma-3-27b", 2 * (27_432_406_640 - SIGLIP - 6_194_304), [13, 16, 128]),
+    ("gemma-3-4b", 2 * 4_300_079_472, [6, 4, 256]),
+    ("gemma-3-12b", 2 * 12_187_325_040, [10, 8, 256]),
+    ("gemma-3-27b", 2 * 27_432_406_640, [13, 16, 128]),
 ];
-
-/// Parameters of Gemma 3's vision tower, which is not read, and neither is the projector.
-const SIGLIP: u64 = 416_866_032;
 
 /// Parameters in billions as given in the papers (arXiv 2504.10479 and 2508.18265, table 1 of each,
 /// rounded), followed by layers, heads and elements per head of keys and values.

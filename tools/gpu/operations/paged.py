@@ -13,11 +13,12 @@ class Paged:
 
     queries [rows, heads * head_dim], a view of wider rows. cache [blocks, 2, kv_heads, 16, head_dim], in E4M3 with scales
     [2, kv_heads] if `is_e4m3`. A row sees the last `window` tokens. Entries of blocks before the window are stale: they
-    name a block of NaNs.
+    name a block of NaNs. With `picture` > 0, each sequence's rows begin with a picture of so many rows, and three rows of
+    text follow each picture; the rows of a picture see one another.
     """
 
     def __init__(self, sequences, heads, kv_heads, head_dim, kind, before=0, behind=0, gap=0, is_e4m3=False,
-                 window=NO_WINDOW):  # fmt: skip
+                 window=NO_WINDOW, picture=0):  # fmt: skip
         self.sequences, self.heads, self.kv_heads, self.head_dim, self.kind = sequences, heads, kv_heads, head_dim, kind
         self.group, self.scale, self.window = heads // kv_heads, head_dim**-0.5, window
         # Blocks of each sequence before the first token that one of its rows sees.
@@ -56,6 +57,14 @@ class Paged:
         whole = lambda numbers: torch.tensor(numbers, dtype=torch.int32, device="cuda")  # noqa: E731
         self.starts, self.contexts = whole([*self.firsts, end]), whole([context for _, context in sequences])
         self.tables = tables.cuda()
+        ends = torch.zeros(self.rows, dtype=torch.int32)
+        for first, (rows, context) in zip(self.firsts, sequences):
+            for row in range(rows):
+                at = row % (picture + 3)
+                end = min(row - at + picture, rows) if at < picture else row + 1
+                ends[first + row] = max(context - rows + end, 0)
+        self.ends = ends.cuda()
+        self.key_ends = self.ends if picture else None
 
     def some_rows(self, count):
         """At most `count` of the written rows, chosen at random."""
@@ -86,7 +95,7 @@ class Paged:
             scores = torch.einsum("nkgd,ktd->nkgt", queries, keys) * self.scale
             end = (context - rows + 1 + own - first).cuda()[:, None]  # a row sees `end - window .. end`
             tokens = torch.arange(begin, context, device="cuda")[None]
-            hidden = (tokens >= end) | (tokens < end - self.window)
+            hidden = (tokens >= torch.maximum(end, self.ends[own.cuda()][:, None])) | (tokens < end - self.window)
             scores.masked_fill_(hidden[:, None, None], -float("inf"))
             weights = torch.softmax(scores, -1).nan_to_num(0)  # a row that attends to no key
             out[places.cuda()] = torch.einsum("nkgt,ktd->nkgd", weights, values).reshape(len(own), -1)

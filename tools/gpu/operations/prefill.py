@@ -28,7 +28,7 @@ def general(paged, out):
     kernel = Kernel("attention_prefill", f"attention_paged_{paged.ending}_d{paged.head_dim}")
     grid = tiles(paged, NUMBERS.TILE_QUERIES)
     return lambda: kernel((grid,), (NUMBERS.THREADS,), out.tensor, paged.queries, paged.cache, paged.starts,
-                          paged.contexts, paged.tables, *sizes(paged, out), paged.window, paged.scales,
+                          paged.contexts, paged.tables, *sizes(paged, out), paged.window, paged.key_ends, paged.scales,
                           paged.scale)  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def hopper(paged, out):
     kernel = Kernel("attention_prefill_hopper", f"attention_paged_hopper_{paged.ending}_d{paged.head_dim}", shared_bytes)
     grid, view = min(processors(), tiles(paged, HOPPER.QUERIES)), cache_map(paged)
     return lambda: kernel((grid,), (threads,), view, out.tensor, paged.queries, paged.starts, paged.contexts,
-                          paged.tables, *sizes(paged, out), paged.window, paged.scales, paged.scale)  # fmt: skip
+                          paged.tables, *sizes(paged, out), paged.window, paged.key_ends, paged.scales, paged.scale)  # fmt: skip
 
 
 def split(paged, out, splits=None):
@@ -67,10 +67,10 @@ def split(paged, out, splits=None):
 
     def run():
         gather((grid,), (threads,), view, out.tensor, paged.queries, paged.starts, paged.contexts, paged.tables, parts,
-               *sizes(paged, out), paged.window, splits, paged.scales, paged.scale)  # fmt: skip
+               *sizes(paged, out), paged.window, splits, paged.key_ends, paged.scales, paged.scale)  # fmt: skip
         blocks = HOPPER.QUERIES // HOPPER.COMBINE_WARPS * jobs
         combine((blocks,), (32 * HOPPER.COMBINE_WARPS,), out.tensor, parts, paged.starts, paged.contexts, out_pitch,
-                *counts, table_blocks, paged.window, splits, paged.scales, paged.scale)  # fmt: skip
+                *counts, table_blocks, paged.window, splits, paged.key_ends, paged.scales, paged.scale)  # fmt: skip
 
     return run
 
@@ -119,15 +119,15 @@ WINDOWED = [
 WINDOWS = (1, 17, 64, 128, 512, 4096)
 
 
-def check_odd(table, odd, window=NO_WINDOW):
-    ending = "" if window == NO_WINDOW else ", windowed"
+def check_odd(table, odd, window=NO_WINDOW, picture=0):
+    ending = ("" if window == NO_WINDOW else ", windowed") + (", pictures" if picture else "")
     for kind in (torch.bfloat16, torch.float16):
         for heads, kv_heads, sequences in odd:
             for is_e4m3 in (False, True):
                 ending = ending.removesuffix(", E4M3") + (", E4M3" if is_e4m3 else "")
                 for head_dim in (32, 64, 80, 128, 256):
-                    paged = Paged(sequences, heads, kv_heads, head_dim, kind, 3, 5, 8, is_e4m3, window)
-                    work = f"{sequences}, heads of {head_dim}, window {window}"
+                    paged = Paged(sequences, heads, kv_heads, head_dim, kind, 3, 5, 8, is_e4m3, window, picture)
+                    work = f"{sequences}, heads of {head_dim}, window {window}, picture {picture}"
                     table.check(f"prefill, mma{ending}", work, case(general, paged, gap=8))
                     if head_dim not in ((HOPPER.E4M3_HEAD_DIM,) if is_e4m3 else HOPPER.SHARED_BYTES):
                         continue
@@ -141,6 +141,8 @@ def check(table):
     check_odd(table, ODD)
     for window in WINDOWS:
         check_odd(table, WINDOWED, window)
+    for picture, window in ((1, NO_WINDOW), (61, NO_WINDOW), (256, NO_WINDOW), (9, 1), (61, 128), (256, 64), (256, 512)):
+        check_odd(table, WINDOWED, window, picture)
 
 
 def measure(table):

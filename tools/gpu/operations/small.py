@@ -119,6 +119,20 @@ def gelu(rows, columns, kind, gap=0, form="gelu"):
     )
 
 
+def mean_rows(rows, columns, kind, gap=0, count=16):
+    x = random_rows(rows * count, columns, gap, kind)
+    out, kernel = Output((rows, columns), kind), Kernel("mean_rows", f"mean_rows_{ENDINGS[kind]}")
+    mean = lambda x: x.unflatten(0, (rows, count)).mean(1)  # noqa: E731
+    return Case(
+        run=lambda: kernel(*gate_shape(rows, columns), out.tensor, x, x.stride(0), columns, count),
+        error=lambda: out.error(mean(x.double())),
+        limit=LIMITS[kind],
+        bytes=kind.itemsize * (count + 1) * rows * columns,
+        baselines={"torch": lambda: mean(x)},
+    )
+
+
+
 def gelu_tanh(rows, columns, kind, gap=0):
     return gelu(rows, columns, kind, gap, "gelu_tanh")
 
@@ -384,7 +398,7 @@ def check(table):
             for rows, hidden, gap in ((1, 3584, 0), (33, 61, 0), (33, 61, 3), (129, 1280, 8), (7, 8192, 0), (5, 9000, 0),
                                       (5, 20000, 8), (1300, 3584, 1), (3, 16, 0), (3, 5, 0)):  # fmt: skip
                 table.check(operation.__name__, f"{rows} x {hidden} + {gap}", operation(rows, hidden, kind, gap))
-        for operation in (silu_mul, gelu_mul, gelu, gelu_tanh, gelu_quick):
+        for operation in (silu_mul, gelu_mul, gelu, gelu_tanh, gelu_quick, mean_rows):
             for rows, columns, gap in ((3, 18944, 0), (65, 3420, 0), (200, 3420, 0), (9, 61, 3), (1, 2048, 8)):
                 table.check(operation.__name__, f"{rows} x {columns} + {gap}", operation(rows, columns, kind, gap))
         for tokens, heads, kv_heads, head_dim, sections, gap in (
@@ -432,6 +446,7 @@ def measure(table):
         (gelu, f"{features:,} columns", (features, kind)),
         (gelu_tanh, "4,304 columns", (4304, kind)),
         (gelu_quick, "4,096 columns", (4096, kind)),
+        (mean_rows, "1,152 columns, of 16 rows", (1152, kind)),
         (embed, f"{hidden:,} columns", (hidden, kind, 152_064)),
         (embed_scaled, f"{hidden:,} columns", (hidden, kind, 152_064)),
         (gather_rows, f"{hidden:,} columns", (hidden, kind)),

@@ -124,15 +124,16 @@ impl LoadOptions {
             _ => error,
         })?;
         let pictures = limit_pictures(processor, limits, &self.names, picture)?;
-        let (own, lowered) = (processor.config().pixel_bounds.max, pictures.config().pixel_bounds);
+        let (own_pixels, lowered) = (processor.config().pixel_bounds.max, pictures.config().pixel_bounds);
         let most = lowered.max;
         envelope.picture_patches = picture.min(lowered.reach().div_ceil(patch_pixels) as usize);
         envelope.launch_patches = launch_of(envelope.picture_patches);
+        require_whole_pictures(&mut envelope, own.family, limits.step_tokens.is_some())?;
         let is_unset = !is_given && requested.is_none() && limits.launch_patches.is_none();
         Ok(EffectiveLimits {
             envelope,
             pictures: Some(pictures),
-            own_pixels: Some(own).filter(|own| is_unset && *own > most),
+            own_pixels: Some(own_pixels).filter(|own| is_unset && *own > most),
         })
     }
 
@@ -155,6 +156,28 @@ impl LoadOptions {
         }
         Ok(())
     }
+}
+
+/// Raises `step_tokens` so that a step can contain the largest picture and a token of each sequence,
+/// if the model's pictures attend both ways.
+///
+/// # Errors
+/// The user set a number that is too low.
+fn require_whole_pictures(envelope: &mut Envelope, family: &FamilyConfig, is_set: bool) -> Result<(), LimitError> {
+    let picture = family.whole_picture_tokens(envelope.picture_patches);
+    let least = envelope.sequences + picture;
+    if picture == 0 || envelope.step_tokens >= least {
+        return Ok(());
+    }
+    if !is_set {
+        envelope.step_tokens = least;
+        return Ok(());
+    }
+    let required = format!(
+        "at least {least} (sequences + {picture} tokens of a picture): tokens of a picture attend to later ones, so a \
+         step contains the whole picture"
+    );
+    Err(LimitError { limit: "step_tokens".to_owned(), value: envelope.step_tokens, required })
 }
 
 /// Maximum KV cache size in tokens that a user may set. No device has memory for this many tokens,

@@ -297,7 +297,12 @@ mod tests {
             let samples = sizes.samples();
             assert!(samples[0].prompt == 0 && samples[1].prompt > 0 && samples[1].decoding > 0, "{sizes:?}");
             for sample in samples {
-                let batch = sample.batch(7, 100, StepFormat { axes: 1, groups: 1, has_states: false }, false);
+                let batch = sample.batch(
+                    7,
+                    100,
+                    StepFormat { axes: 1, groups: 1, has_states: false, whole_pictures: false },
+                    false,
+                );
                 assert!(batch.token_count() <= step_tokens && batch.sequence_count() <= sequences, "{sample:?}");
                 assert!(batch.context_lengths.iter().all(|tokens| *tokens as usize <= context_tokens), "{sample:?}");
                 let work = sample.work();

@@ -73,6 +73,8 @@ pub struct SchedulerArguments {
     pub synthetic_acceptance: Option<f64>,
     /// Whether the model was loaded with its draft head.
     pub has_draft_head: bool,
+    /// See [`FamilyConfig::whole_picture_tokens`](bursar_model::registry::FamilyConfig::whole_picture_tokens).
+    pub whole_picture_tokens: usize,
     /// Slots for recurrent states; 0 for a model whose layers are all attention.
     pub state_slots: usize,
     /// Snapshots of states that fit in host memory. 0 means that evicted snapshots are lost.
@@ -170,6 +172,7 @@ impl Actor for SchedulerActor {
         Ok(SchedulerState {
             core: SchedulerCore::new(arguments.limits)
                 .with_groups(arguments.cache_groups.clone())
+                .with_whole_pictures(arguments.whole_picture_tokens)
                 .with_token_interval(arguments.pacing.token_interval())
                 .with_tenants(arguments.tenant_weights.clone())
                 .with_fixed_drafts(arguments.has_fixed_drafts)

@@ -9,6 +9,7 @@
 //! a step planned ahead, and no block that a running step uses is released.
 
 mod admit;
+mod blocks;
 mod chunk;
 mod host;
 mod input;
@@ -33,7 +34,7 @@ use super::{
     step::{ChosenRows, HostCopies, PictureUse, RunningSequence, RunningStep, Scored, SequenceTokens, StepPlan},
 };
 use crate::{
-    kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, StateStep, Table},
+    kv::{BlockEvent, KvCore, SequenceId, StateStep, Table},
     order::Line,
     tenant::{Tenant, TenantWeights},
     token_interval::TokenInterval,
@@ -112,6 +113,8 @@ pub struct SchedulerCore {
     draft_limit: Option<DraftLimit>,
     /// When the last step ended.
     stepped_at: Duration,
+    /// Tokens of the largest picture, if no step may end within a picture; otherwise 0.
+    whole_picture_tokens: usize,
     /// Whether each step also runs the model's draft head.
     has_draft_head: bool,
     /// The draft head's proposals, received just before the end of their step.
@@ -152,6 +155,7 @@ impl SchedulerCore {
             verified: VerifiedDrafts::default(),
             draft_limit: Some(DraftLimit::new(limits.draft_tokens)),
             stepped_at: Duration::ZERO,
+            whole_picture_tokens: 0,
             has_draft_head: false,
             drafted: Vec::new(),
             sent_away: BTreeMap::new(),
@@ -190,6 +194,20 @@ impl SchedulerCore {
     #[must_use]
     pub fn with_groups(mut self, groups: CacheGroups) -> Self {
         self.kv = self.kv.with_groups(groups);
+        self
+    }
+
+    /// Never ends a step within a picture, because its tokens attend to later tokens of the picture.
+    /// No picture has more than `tokens` tokens. 0 allows a step to end within a picture.
+    #[must_use]
+    pub fn with_whole_pictures(mut self, tokens: usize) -> Self {
+        let Limits { sequences, step_tokens, .. } = self.limits;
+        let is_enough = tokens == 0 || step_tokens >= sequences + tokens;
+        assert!(
+            is_enough,
+            "a step of {step_tokens} tokens lacks space for {sequences} sequences and a picture of {tokens}"
+        );
+        self.whole_picture_tokens = tokens;
         self
     }
 
@@ -379,69 +397,6 @@ impl SchedulerCore {
         true
     }
 
-    /// Allocates the blocks that the step needs. Returns the shares without their cached tokens,
-    /// and a block table for each share. Returns `None` if there are too few blocks.
-    fn take_blocks(
-        &mut self,
-        mut shares: Vec<SequenceTokens>,
-        effects: &mut Vec<Effect>,
-    ) -> Option<(Vec<SequenceTokens>, Vec<Table>)> {
-        loop {
-            let demands: Vec<_> = shares.iter().map(|share| self.demand(share)).collect();
-            let Allotment { tables, short_by } = self.kv.allot(&demands);
-            let wanted: usize = shares.iter().map(|share| share.tokens).sum();
-            let lacks = |table: &&Table| table.held < self.running[&table.sequence].must_find;
-            let lacking: Vec<_> = tables.iter().filter(lacks).map(|table| table.sequence).collect();
-            for (share, table) in shares.iter_mut().zip(&tables).filter(|(_, table)| !lacking.contains(&table.sequence))
-            {
-                self.take_found(share, table, effects);
-            }
-            if !lacking.is_empty() {
-                self.send_for_pictures(lacking, effects);
-                shares = self.shares();
-                continue;
-            }
-            if short_by > 0 && shares.iter().any(|share| share.drafts + share.further > 0) {
-                self.give_up_drafts(&mut shares);
-                continue;
-            }
-            if short_by > 0 {
-                let unmet = demands[tables.len()..].iter().filter(|demand| demand.held == 0);
-                effects.push(Effect::LacksBlocks(unmet.map(|demand| demand.sequence).collect(), short_by));
-                return None;
-            }
-            let left: usize = shares.iter().map(|share| share.tokens).sum();
-            // Cached tokens are not computed, so more tokens fit in the step. The loop ends,
-            // because each sequence is looked up only once.
-            let more = if left < wanted { self.shares() } else { Vec::new() };
-            if more.iter().map(|share| share.tokens).sum::<usize>() <= left {
-                return Some((shares, tables));
-            }
-            shares = more;
-        }
-    }
-
-    /// Sends sequences back to their drivers because the cached blocks that should hold their
-    /// pictures are gone. The drivers must get rows for these pictures.
-    fn send_for_pictures(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {
-        for id in &sequences {
-            let sequence = self.take_out(*id).expect("the sequence has a share of the step");
-            self.begin_again(sequence, effects);
-        }
-        self.release(sequences, effects);
-    }
-
-    fn demand(&self, share: &SequenceTokens) -> BlockRequest {
-        let sequence = &self.running[&share.sequence];
-        BlockRequest {
-            sequence: share.sequence,
-            held: sequence.cached,
-            more: share.tokens + share.drafts + share.further,
-            tokens: sequence.tokens() + share.drafts + share.further,
-            prefix: sequence.takeable().to_vec(),
-        }
-    }
-
     /// Whether a running step of another sequence computes the beginning of this new sequence. The
     /// new sequence then waits for that step, as it would without look-ahead, instead of computing
     /// the same tokens again.
@@ -555,26 +510,6 @@ impl SchedulerCore {
             self.running.get_mut(unread).expect("the sequence has a share of the step").holds_pictures = false;
         }
         self.under_way.push_back(step);
-    }
-
-    /// Skips the first tokens of a sequence that are already cached.
-    fn take_found(&mut self, share: &mut SequenceTokens, table: &Table, effects: &mut Vec<Effect>) {
-        assert_eq!(table.sequence, share.sequence, "the block tables have the order of the shares");
-        let sequence = self.running.get_mut(&share.sequence).expect("the sequence has a share of the step");
-        if table.held > sequence.cached {
-            sequence.cached = table.held;
-            sequence.named = table.held;
-            share.tokens = share.tokens.min(sequence.pending());
-        }
-        debug_assert!(share.further == 0 || share.tokens == sequence.pending(), "drafts follow a chosen token");
-        if !sequence.has_begun {
-            sequence.has_begun = true;
-            if sequence.history.charge == Charge::Whole {
-                sequence.history.charge = Charge::Computed;
-                self.waiting.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
-            }
-            effects.push(Effect::Begun(share.sequence, table.held));
-        }
     }
 
     /// Queues a sequence that has lost its blocks, or sends it back to its driver to get its

@@ -483,6 +483,25 @@ impl Sequence {
         (spec.produced >= spec.tokens_max).then_some(Finish::Length)
     }
 
+    /// The picture in which the next `count` tokens end, as a range of numbers of tokens from the
+    /// next token on. The picture may begin before the next token.
+    fn cut_picture(&self, count: usize) -> Option<Range<usize>> {
+        let end = self.cached + count;
+        let cut = |picture: &&Placeholder| picture.content.tokens.start < end && end < picture.content.tokens.end;
+        let Range { start, end } = self.spec.pictures.iter().find(cut)?.content.tokens.clone();
+        Some(start.saturating_sub(self.cached)..end - self.cached)
+    }
+
+    /// The number of tokens, at most `count`, after which no picture is cut. May be 0.
+    pub(super) fn whole_pictures_within(&self, count: usize) -> usize {
+        self.cut_picture(count).map_or(count, |picture| picture.start)
+    }
+
+    /// The number of tokens, at least `count`, after which no picture is cut.
+    pub(super) fn whole_pictures_from(&self, count: usize) -> usize {
+        self.cut_picture(count).map_or(count, |picture| picture.end)
+    }
+
     /// The pictures with tokens among the next `count` tokens, cut to that range.
     pub(super) fn pictures_in_next(&self, count: usize) -> Vec<EmbeddingRows<'_>> {
         let (start, end) = (self.cached, self.cached + count);

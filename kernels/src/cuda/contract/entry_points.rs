@@ -9,8 +9,8 @@ use super::sizes::{
 use super::sources::{
     ALL_REDUCE, ATTENTION_PREFILL, ATTENTION_PREFILL_HOPPER, DEQUANTIZE_INT4, EXPERTS, EXPERTS_LARGE_M,
     EXPERTS_LARGE_M_E4M3, EXPERTS_SMALL_M, EXPERTS_SMALL_M_E4M3, GATED_DELTA, GELU, GEMM_INT4, GEMM_LARGE_M,
-    GEMM_LARGE_M_E4M3, GEMM_SMALL_M, GEMM_SMALL_M_E4M3, GEMM_SMALL_M_INT4, GEMM_TILED_E4M3, LAYER_NORM, QUANTIZE,
-    QUANTIZE_LARGE_M, RMS_NORM, ROTARY, ROUTE, SAMPLING, SIGMOID_MUL, SILU_MUL, Source, in_order, waiting,
+    GEMM_LARGE_M_E4M3, GEMM_SMALL_M, GEMM_SMALL_M_E4M3, GEMM_SMALL_M_INT4, GEMM_TILED_E4M3, LAYER_NORM, MEAN_ROWS,
+    QUANTIZE, QUANTIZE_LARGE_M, RMS_NORM, ROTARY, ROUTE, SAMPLING, SIGMOID_MUL, SILU_MUL, Source, in_order, waiting,
 };
 use crate::{DType, QuantizationScheme, StateDtype};
 
@@ -59,6 +59,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub gelu_tanh: F,
     pub gelu_quick: F,
     pub layer_norm: F,
+    pub mean_rows: F,
     /// `None` if Hopper's kernels replace these kernels.
     pub gemm_tiled: Option<Tiled<F>>,
     /// `None` on GPUs before sm_80.
@@ -284,6 +285,7 @@ impl<F> EntryPoints<F> {
             gelu_tanh: all.typed(GELU, "gelu_tanh")?,
             gelu_quick: all.typed(GELU, "gelu_quick")?,
             layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
+            mean_rows: all.typed(MEAN_ROWS, "mean_rows")?,
             gemm_tiled: if hopper { None } else { Some(Tiled::find(&mut all)?) },
             int4: if has_int4 { Some(Int4::find(&mut all, hopper)?) } else { None },
             patchify: all.typed(in_order("patchify"), "patchify")?,

@@ -67,8 +67,8 @@ contract! {
         const THREADS_MAX: usize = 512;
     }
 
-    /// silu_mul.cu, gelu.cu and sigmoid_mul.cu: grid x is the row, grid y covers the columns of the
-    /// row.
+    /// silu_mul.cu, gelu.cu, mean_rows.cu and sigmoid_mul.cu: grid x is the row, grid y covers the
+    /// columns of the row.
     mod gate {
         /// Threads per thread block.
         const THREADS: usize = 256;

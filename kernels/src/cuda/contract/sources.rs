@@ -39,6 +39,7 @@ pub(super) const GEMM_INT4: Source = waiting("gemm_int4");
 pub(super) const GEMM_SMALL_M_INT4: Source = waiting("gemm_small_m_int4");
 pub(super) const GEMM_LARGE_M: Source = waiting("gemm_large_m");
 pub(super) const GEMM_LARGE_M_E4M3: Source = waiting("gemm_large_m_e4m3");
+pub(super) const MEAN_ROWS: Source = waiting("mean_rows");
 pub(super) const QUANTIZE: Source = waiting("quantize");
 pub(super) const QUANTIZE_LARGE_M: Source = waiting("quantize_large_m");
 pub(super) const RMS_NORM: Source = waiting("rms_norm");

@@ -28,7 +28,7 @@ pub use placeholder::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out};
 pub use placeholder_tokens::PlaceholderTokens;
 pub use prefixes::Prefixes;
 pub use released_processor::{released_processor, released_video_processors};
-pub use text_line::lay_out_in_line;
+pub use text_line::{lay_out_each_tile, lay_out_in_line};
 pub use tower_config::TowerConfig;
 pub use tower_input::TowerInput;
 pub use tower_layer::{LayerNames, LayerSizes, Rotation, TowerLayer};

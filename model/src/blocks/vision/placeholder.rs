@@ -11,7 +11,7 @@ use crate::text::PlaceholderTexts;
 /// The texts of pictures and videos in the prompts of Qwen's families.
 pub const QWEN_PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts {
     image: "<|image_pad|>",
-    video: "<|video_pad|>",
+    video: Some("<|video_pad|>"),
     before: "<|vision_start|>",
     after: "<|vision_end|>",
 };

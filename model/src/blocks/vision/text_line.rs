@@ -15,7 +15,28 @@ pub fn lay_out_in_line(
     placeholder: u32,
     merge: MergeSize,
 ) -> Result<PromptLayout, LayoutError> {
-    let places: Vec<_> = visuals.iter().flat_map(places).collect();
+    lay_out_places(tokens, &visuals.iter().flat_map(places).collect::<Vec<_>>(), placeholder, merge)
+}
+
+/// Like [`lay_out_in_line`], with a placeholder for each tile of a picture.
+pub fn lay_out_each_tile(
+    tokens: &[u32],
+    visuals: &[MediaGrid],
+    placeholder: u32,
+    merge: MergeSize,
+) -> Result<PromptLayout, LayoutError> {
+    let tiles = visuals.iter().flat_map(|visual| std::iter::repeat_n((visual.each(), 1), visual.pictures()));
+    lay_out_places(tokens, &tiles.collect::<Vec<_>>(), placeholder, merge)
+}
+
+/// Expands each `placeholder` of `tokens`. Each of `places` has the grid and the number of the
+/// pictures that replace its placeholder.
+fn lay_out_places(
+    tokens: &[u32],
+    places: &[(Grid, usize)],
+    placeholder: u32,
+    merge: MergeSize,
+) -> Result<PromptLayout, LayoutError> {
     let mut layout = PromptLayout::default();
     let (mut left, mut picture) = (places.iter(), 0);
     for token in tokens {
@@ -73,6 +94,15 @@ mod tests {
         assert!(layout.pictures.iter().cloned().eq(spans.map(|(picture, tokens)| PlaceholderSpan { picture, tokens })));
         assert!(layout.positions.iter().enumerate().all(|(at, axes)| *axes == [at as u32; 3]));
         assert_eq!(layout.next_position, 10);
+    }
+
+    #[test]
+    fn each_tile_may_have_a_placeholder() {
+        let lay_out = |tokens: &[u32]| lay_out_each_tile(tokens, &[tiled(2)], PLACE, MergeSize::new(2));
+        let layout = lay_out(&[PLACE, 1, PLACE, 2, PLACE]).expect("two tiles and a thumbnail");
+        assert_eq!(layout.tokens, [99, 99, 1, 99, 99, 2, 99, 99]);
+        assert_eq!(layout.pictures[2], PlaceholderSpan { picture: 2, tokens: 6..8 });
+        assert_eq!(lay_out(&[PLACE]), Err(LayoutError::FewerPlaceholders { placeholders: 1, pictures: 3 }));
     }
 
     #[test]

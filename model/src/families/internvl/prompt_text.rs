@@ -11,7 +11,8 @@ const START: &str = "<img>";
 const END: &str = "</img>";
 
 /// Texts that templates write for pictures and videos.
-pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: VIDEO, before: "", after: "\n" };
+pub const PLACEHOLDERS: PlaceholderTexts =
+    PlaceholderTexts { image: IMAGE, video: Some(VIDEO), before: "", after: "\n" };
 
 /// Maximum number of text tokens of a frame, for frame numbers up to 999. The text of `Frame999: `
 /// has a token for each of the three digits, the word, the colon and the space. A new line and the

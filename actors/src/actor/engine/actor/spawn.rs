@@ -63,11 +63,14 @@ impl EngineState {
         let demand = self.demand.clone();
         let (kv_use, kv_used) = watch::channel(KvUse { blocks, ..KvUse::default() });
         let block_log = Arc::new(BlockLog::default());
-        let decoder = start.loaded.context.family.decoder();
+        let family = &start.loaded.context.family;
+        let decoder = family.decoder();
+        let whole_picture_tokens = family.whole_picture_tokens(start.loaded.context.envelope.picture_patches);
         let (cache_groups, has_draft_head) = (decoder.cache_groups(), decoder.draft_head.is_some());
         let arguments = SchedulerArguments {
             limits,
             cache_groups,
+            whole_picture_tokens,
             has_fixed_drafts: self.arguments.options.has_fixed_drafts,
             synthetic_acceptance: self.arguments.options.synthetic_acceptance,
             has_draft_head,

@@ -108,6 +108,7 @@ impl Bed {
             synthetic_acceptance: None,
             has_fixed_drafts: false,
             has_draft_head: false,
+            whole_picture_tokens: 0,
             state_slots: 0,
             host_states: 0,
             state_bytes: Bytes::ZERO,

@@ -46,8 +46,8 @@ impl SchedulerCore {
         let target = self.token_interval.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
         let tokens =
             match target.and_then(|token_interval| self.within_interval(token_interval, &decoding, &prompts, budget)) {
-                Some(budget) => split(&prompts, budget),
-                None => in_order(&prompts, budget),
+                Some(budget) => self.split(&prompts, budget),
+                None => self.in_order(&prompts, budget),
             };
         let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| {
             let further = s.further_drafts(tokens, 0, further_max);
@@ -58,7 +58,8 @@ impl SchedulerCore {
     }
 
     /// Maximum number of drafts for each decoding sequence. Each decoding sequence needs one token
-    /// of the step, and drafts may take half of the rest, at most [`DRAFTS_OF_STEP`]. Measured
+    /// of the step, a picture that must be whole needs its tokens, and drafts may take half of the
+    /// rest, at most [`DRAFTS_OF_STEP`]. Measured
     /// goodput may lower the number. With recurrent states, one token is set aside for every
     /// sequence that may run, not only for decoding sequences, so that the next step can run
     /// accepted drafts again.
@@ -72,7 +73,8 @@ impl SchedulerCore {
     /// Maximum number of drafts for each of `decoding` sequences.
     fn drafts_among(&self, decoding: usize) -> usize {
         let sequences = if self.kv.has_states() { self.limits.sequences } else { decoding };
-        let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(sequences) / 2);
+        let others = sequences + self.whole_picture_tokens;
+        let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(others) / 2);
         let limit = self.draft_limit.as_ref().map_or(self.limits.draft_tokens, |limit| limit.drafts_for(decoding));
         limit.min(most.checked_div(decoding).unwrap_or(0))
     }
@@ -138,7 +140,10 @@ impl SchedulerCore {
         }
         let keeps = |chunk: usize| {
             let mut work = alone;
-            prompts.iter().zip(split(prompts, chunk)).for_each(|(sequence, tokens)| add(&mut work, sequence, tokens));
+            prompts
+                .iter()
+                .zip(self.split(prompts, chunk))
+                .for_each(|(sequence, tokens)| add(&mut work, sequence, tokens));
             token_interval.costs.predict(&work, self.encodes) <= allowed
         };
         if keeps(budget) {
@@ -154,6 +159,47 @@ impl SchedulerCore {
         Some((low * CHUNK_LEAST).min(budget))
     }
 
+    /// Divides `budget` tokens among the prompts in order: first all tokens of the oldest prompt,
+    /// then of the next oldest.
+    fn in_order(&self, prompts: &[&Sequence], mut budget: usize) -> Vec<usize> {
+        let take = |sequence: &&Sequence| {
+            let tokens = self.chunk_within(sequence, budget);
+            budget -= tokens;
+            tokens
+        };
+        prompts.iter().map(take).collect()
+    }
+
+    /// Divides `budget` tokens among prompts that do not all fit. The oldest prompt gets half, so
+    /// that it cannot starve. If half ends within its first picture and pictures must be whole, the
+    /// prompt gets the picture, even if the picture has more than `budget` tokens. The rest goes to
+    /// the prompts with the fewest tokens left, because the requests with these prompts then stop
+    /// waiting soonest.
+    fn split(&self, prompts: &[&Sequence], budget: usize) -> Vec<usize> {
+        let mut tokens = vec![0; prompts.len()];
+        let Some(oldest) = prompts.first() else { return tokens };
+        let half = oldest.pending().min(budget.div_ceil(2));
+        tokens[0] = match self.chunk_within(oldest, half) {
+            0 => oldest.whole_pictures_from(half),
+            chunk => chunk,
+        };
+        let mut left = budget.saturating_sub(tokens[0]);
+        let mut others: Vec<_> = (1..prompts.len()).collect();
+        others.sort_by_key(|place| prompts[*place].pending());
+        for place in others {
+            tokens[place] = self.chunk_within(prompts[place], left);
+            left -= tokens[place];
+        }
+        tokens[0] = tokens[0].max(self.chunk_within(oldest, tokens[0] + left));
+        tokens
+    }
+
+    /// The most tokens of a prompt, up to `budget`, that a step may run.
+    fn chunk_within(&self, sequence: &Sequence, budget: usize) -> usize {
+        let tokens = sequence.pending().min(budget);
+        if self.whole_picture_tokens == 0 { tokens } else { sequence.whole_pictures_within(tokens) }
+    }
+
     /// Whether some sequence runs only in every other step, because the host must see its tokens
     /// first. The token interval of that sequence is two steps.
     fn some_join_every_other_step(&self) -> bool {
@@ -167,33 +213,4 @@ impl SchedulerCore {
 
 fn add(work: &mut StepWork, sequence: &Sequence, tokens: usize) {
     if sequence.is_decoding() { work.add_decoding(sequence.tokens()) } else { work.add_prompt(sequence.cached, tokens) }
-}
-
-/// Divides `budget` tokens among the prompts in order: first all tokens of the oldest prompt, then
-/// of the next oldest.
-fn in_order(prompts: &[&Sequence], mut budget: usize) -> Vec<usize> {
-    let take = |sequence: &&Sequence| {
-        let tokens = sequence.pending().min(budget);
-        budget -= tokens;
-        tokens
-    };
-    prompts.iter().map(take).collect()
-}
-
-/// Divides `budget` tokens among prompts that do not all fit. The oldest prompt gets half, so that
-/// it cannot starve. The rest goes to the prompts with the fewest tokens left, because the requests
-/// with these prompts then stop waiting soonest.
-fn split(prompts: &[&Sequence], budget: usize) -> Vec<usize> {
-    let mut tokens = vec![0; prompts.len()];
-    let Some(oldest) = prompts.first() else { return tokens };
-    tokens[0] = oldest.pending().min(budget.div_ceil(2));
-    let mut left = budget - tokens[0];
-    let mut others: Vec<_> = (1..prompts.len()).collect();
-    others.sort_by_key(|place| prompts[*place].pending());
-    for place in others {
-        tokens[place] = prompts[place].pending().min(left);
-        left -= tokens[place];
-    }
-    tokens[0] += left.min(oldest.pending() - tokens[0]);
-    tokens
 }

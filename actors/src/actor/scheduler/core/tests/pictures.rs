@@ -150,3 +150,61 @@ fn a_sequence_preempted_before_its_pictures_keeps_them() {
     assert!(effects.contains(&released(&[2])), "{effects:?}");
     assert!(scheduler.is_known(SequenceId(2)), "the sequence starts again with the pictures it holds");
 }
+
+/// A scheduler for a model whose pictures, of at most 24 tokens, must be whole.
+fn whole(limits: Limits) -> SchedulerCore {
+    SchedulerCore::new(limits).without_look_ahead().with_whole_pictures(24)
+}
+
+#[test]
+fn a_step_ends_before_a_picture_that_must_be_whole_and_does_not_fit() {
+    let mut bed = Bed::of(whole(limits(2, 30, 8)), 1);
+    bed.admit(shown(1, 60, 3, 20..44));
+    let mut chunks = Vec::new();
+    for _ in 0..3 {
+        chunks.push(bed.parts()[0]);
+        bed.stepped(5);
+    }
+    assert_eq!(chunks, [20, 30, 10], "the picture and six tokens after it are the second chunk");
+}
+
+#[test]
+fn a_picture_that_must_be_whole_leaves_the_rest_of_a_step_to_another_prompt() {
+    let mut bed = Bed::of(whole(limits(3, 30, 16)), 1);
+    bed.admit(sequence(1, 10, 3)).admit(shown(2, 40, 3, 10..34)).admit(sequence(3, 20, 1)).stepped(5);
+    assert_eq!(bed.parts(), [1, 10, 19], "the picture does not fit after the text before it");
+}
+
+#[test]
+fn a_short_interval_runs_a_whole_picture_all_the_same() {
+    let scheduler = whole(limits(8, 200, 64));
+    let interval = super::token_interval::tight();
+    let mut bed = Bed::of(scheduler.with_token_interval(interval), 1);
+    bed.admit(sequence(1, 10, 50)).stepped(5);
+    bed.admit(shown(2, 60, 3, 4..28)).stepped(5);
+    let mut chunks = Vec::new();
+    while let [_, chunk] = bed.parts()[..] {
+        chunks.push(chunk);
+        bed.stepped(5);
+    }
+    assert_eq!(chunks[..2], [4, 24], "the text before the picture, and then the picture: {chunks:?}");
+}
+
+#[test]
+fn cached_tokens_that_end_within_a_picture_leave_a_whole_chunk() {
+    let mut bed = Bed::of(whole(limits(2, 40, 16)), 1);
+    bed.admit(shown(1, 40, 1, 10..34)).stepped(5);
+    let mut again = shown(1, 40, 2, 10..34);
+    again.id = SequenceId(2);
+    // Another picture follows the shared tokens. With 32 cached tokens, the step could run 40 more
+    // and would cut it.
+    again.tokens.extend(500..540);
+    again.positions.extend((40..80).map(|position| [position; 3]));
+    again.next_position = 80;
+    again.pictures.extend(shown(2, 80, 2, 50..74).pictures);
+    bed.admit(again);
+    assert!(bed.recorded().contains(&Effect::Begun(SequenceId(2), 32)));
+    assert_eq!(bed.parts(), [18], "the end of the first picture and the text before the second");
+    bed.stepped(5);
+    assert_eq!(bed.parts(), [30]);
+}

@@ -72,6 +72,11 @@ fn work_of(plan: &StepPlan) -> StepWork {
     work
 }
 
+/// An interval in which a step has no time for more than a few tokens of prompts.
+pub(super) fn tight() -> Option<TokenInterval> {
+    Device { token: 2000, ..LARGE }.token_interval(4000)
+}
+
 fn bed(promise: u64, step_tokens: usize) -> Bed {
     let scheduler = SchedulerCore::new(limits(8, step_tokens, 4000)).without_look_ahead();
     Bed::of(scheduler.with_token_interval(LARGE.token_interval(promise)), 1)
