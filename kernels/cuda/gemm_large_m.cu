@@ -6,7 +6,7 @@
 // gemm_large_m_gated_<type>
 //   gate = x * weight[0 .. columns]^T + bias[0 .. columns]
 //   up   = x * weight[columns .. 2 * columns]^T + bias[columns .. 2 * columns]
-//   out  = gate / (1 + exp(-gate)) * up
+//   out  = activation(gate) * up, where the activation is SiLU or the tanh approximation of GELU
 //   x [rows, in], weight [2 * columns, in], bias [2 * columns] or null, out [rows, columns]
 //
 // gemm_large_m_<type>
@@ -26,6 +26,7 @@
 
 #include "include/contract.cuh"
 #include "include/element.cuh"
+#include "include/gate.cuh"
 #include "include/large_m_tiles.cuh"
 
 namespace {
@@ -65,7 +66,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
         if (bias != nullptr) {
             biases.add(sums);
         }
-        write_out<KIND, T>(sums, out, staging, tiles.row + warpgroup * 64, tiles.column, warpgroup);
+        write_out<KIND, T>(sums, out, staging, tiles.row + warpgroup * 64, tiles.column, warpgroup,
+                           GateForm(arguments.activation));
     }
     if (thread == 0) {
         stores_read<0>();
@@ -108,8 +110,8 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
     extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)                      \
         NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,                        \
              const __grid_constant__ TensorMap out, const TYPE* bias, uint32_t rows, uint32_t columns,             \
-             uint32_t in_features, uint32_t group) {                                                               \
-        linear<KIND, TYPE>(x, weight, out, bias, {rows, columns, in_features, group});                             \
+             uint32_t in_features, uint32_t group, uint32_t activation) {                                          \
+        linear<KIND, TYPE>(x, weight, out, bias, {rows, columns, in_features, group, activation});                 \
     }
 #define GEMM_LARGE_M_OF(SUFFIX, TYPE)                                         \
     GEMM_LARGE_M(gemm_large_m_gated_##SUFFIX, Kind::GATED, TYPE)       \
@@ -125,7 +127,8 @@ FOR_EACH_ACTIVATION(GEMM_LARGE_M_OF)
 //   kernels.
 // Any even grid is correct; this grid is the fastest. `rows`, `columns`, `in_features` and `group`
 // are > 0. `group` is the number of pairs of row tiles that clusters process before they continue
-// with the next columns (large_m_tiles.cuh); 16 is a good value. The kernel itself sets its cluster
+// with the next columns (large_m_tiles.cuh); 16 is a good value. `activation` is SILU or GELU_TANH of
+// contract::gate; kernels without gates ignore it. The kernel itself sets its cluster
 // size of two. The limit of dynamic shared memory must be raised once per function
 // (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //

@@ -269,7 +269,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
         if constexpr (ROUNDED) {
             write_rounded(sums, out, staging, scales, arguments, tiles.row + warpgroup * 64, tiles.column, warpgroup);
         } else {
-            write_out<KIND, T>(sums, out, staging, tiles.row + warpgroup * 64, tiles.column, warpgroup);
+            write_out<KIND, T>(sums, out, staging, tiles.row + warpgroup * 64, tiles.column, warpgroup,
+                               [](float gate, float up) { return gated(gate, up); });
         }
     }
     if (thread == 0) {

@@ -6,13 +6,14 @@
 // gemm_medium_m_<type>_f<width>
 //   gate = x * weight[0 .. features]^T + bias[0 .. features]
 //   up   = x * weight[features .. 2 * features]^T + bias[features .. 2 * features]
-//   out  = gate / (1 + exp(-gate)) * up
+//   out  = activation(gate) * up
 //
 // <type> is bf16 or f16, <width> the features of a tile: 80, 96 or 112.
 //
 // x         [rows, in]            as a tensor map
 // weight    [2 * features, in]    as a tensor map
 // bias      [2 * features]        the same type, or null
+// activation                      SILU or GELU_TANH of contract::gate
 // out       [rows, features]      the same type; rows out_pitch elements apart
 //
 // Sums are f32 on the tensor cores, rounded once at the end. The same shape gives the same bits
@@ -38,6 +39,7 @@
 
 #include "contract.cuh"
 #include "element.cuh"
+#include "gate.cuh"
 #include "hopper_pipeline.cuh"
 #include "hopper_store.cuh"
 #include "kernel_order.cuh"
@@ -119,6 +121,7 @@ struct Arguments {
     uint32_t rows;
     uint32_t features;
     uint32_t in_features;
+    uint32_t activation;
 };
 
 // The tiles of a cluster. All tiles of the same features follow one another, so that their weights
@@ -216,6 +219,7 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
         const T* at = arguments.bias + skipped + column;
         return pair_to_floats<T>(is_there ? __ldg(reinterpret_cast<const uint32_t*>(at)) : 0u);
     };
+    const GateForm gated(arguments.activation);
     uint32_t words[GROUPS][2];
 #pragma unroll
     for (uint32_t group = 0; group < GROUPS; ++group) {
@@ -319,8 +323,8 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
     extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)      \
         gemm_medium_m_##name##_f##WIDTH(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,\
                                          Element* out, const Element* bias, uint32_t out_pitch, uint32_t rows,         \
-                                         uint32_t features, uint32_t in_features) {                                    \
-        gate_up<Element, WIDTH>(x, weight, {out, bias, out_pitch, rows, features, in_features});                       \
+                                         uint32_t features, uint32_t in_features, uint32_t activation) {               \
+        gate_up<Element, WIDTH>(x, weight, {out, bias, out_pitch, rows, features, in_features, activation});           \
     }
 #define KERNEL(name, Element) FOR_EACH_GATED_WIDTH(GATE_UP, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)

@@ -2,8 +2,8 @@
 // Targets: sm_90a
 //
 // gemm_small_m_<type>_r<ROWS>         out = x * weight^T (+ bias) (+ out)
-// gemm_small_m_gated_<type>_r<ROWS>   out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020,
-//                                     arXiv 2002.05202)
+// gemm_small_m_gated_<type>_r<ROWS>   out = activation(x * gate^T) * (x * up^T)   (SwiGLU and GEGLU,
+//                                     Shazeer 2020, arXiv 2002.05202)
 //
 // <type> is bf16 or f16. ROWS is 8, 16, 32 or 64, the largest number of rows that the kernel
 // supports.
@@ -21,7 +21,8 @@
 // tiles     number of tiles that the features are divided into, as equally as possible
 // tile_rows rows of the tallest tile, div_ceil(features, tiles) <= 128; gemm_small_m_gated: 16 *
 //           div_ceil(features / 8, tiles)
-// flags     ADD_TO_OUT: add to the contents of out; OUT_IS_F32
+// flags     ADD_TO_OUT: add to the contents of out; OUT_IS_F32; gemm_small_m_gated: IS_GELU for the
+//           tanh approximation of GELU, otherwise the activation is SiLU
 //
 // Sums are f32 on the tensor cores, rounded once at the end; gate and up are not rounded before
 // they are multiplied. The same shape, kernel, grid and tile_rows give the same bits every time:
@@ -74,9 +75,9 @@ extern "C" __device__ uint32_t gemm_small_m_counters[STREAMS * STREAM_COUNTERS] 
         gemm_small_m_gated_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
                                      uint32_t rows, uint32_t features, uint32_t steps, uint32_t tiles,                 \
-                                     uint32_t tile_rows) {                                                             \
+                                     uint32_t tile_rows, uint32_t flags) {                                             \
         small_m<PlainFormat<Element>, ROWS, true>(                                                                                      \
-            weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0});        \
+            weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags});    \
     }
 #define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(GEMM_SMALL_M, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)

@@ -38,7 +38,8 @@ SHAPES = {
     "vision.proj": ("add", 1280, 1280, True, (5476, 21904)),
     "vision.down": ("add", 3456, 1280, True, (5476, 21904)),
 }
-NAMES = {"gated": "gemm_large_m_gated", "plain": "gemm_large_m", "add": "gemm_large_m_add"}
+GATED = {"gated": contract("gate").SILU, "gelu": contract("gate").GELU_TANH}
+NAMES = {"gated": "gemm_large_m_gated", "gelu": "gemm_large_m_gated", "plain": "gemm_large_m", "add": "gemm_large_m_add"}
 TYPES = (torch.bfloat16, torch.float16)
 
 
@@ -55,10 +56,10 @@ class Product:
         self.kernel = Kernel(file, f"{NAMES[kind]}_{ENDINGS[x.dtype]}", NUMBERS.SHARED_BYTES)
         rows, columns = out.shape
         pairs = -(-rows // (TILE_ROWS * CLUSTER))
-        tiles = pairs * -(-columns // (TILE_WEIGHTS // 2 if kind == "gated" else TILE_WEIGHTS))
+        tiles = pairs * -(-columns // (TILE_WEIGHTS // 2 if kind in GATED else TILE_WEIGHTS))
         self.grid = (CLUSTER * min(tiles, processors() // CLUSTER),)
         self.arguments = [rows_map(x, TILE_ROWS), rows_map(weight, TILE_WEIGHTS // 2), rows_map(out, NUMBERS.BOX), bias,
-                          rows, columns, x.shape[1], group]  # fmt: skip
+                          rows, columns, x.shape[1], group, GATED.get(kind, 0)]  # fmt: skip
 
     def __call__(self):
         self.kernel(self.grid, (NUMBERS.THREADS,), *self.arguments)
@@ -68,15 +69,15 @@ def expected(kind, x, weight, bias, held):
     value = x.double() @ weight.double().T
     if bias is not None:
         value += bias.double()
-    if kind == "gated":
+    if kind in GATED:
         gate, up = value.chunk(2, dim=1)
-        return F.silu(gate) * up
+        return (F.silu(gate) if kind == "gated" else F.gelu(gate, approximate="tanh")) * up
     return value + held.double() if kind == "add" else value
 
 
 def operands(kind, rows, depth, columns, bias, dtype, gap=0):
     """x with a gap between its rows, the weight, the bias, and the initial contents of the output."""
-    width = 2 * columns if kind == "gated" else columns
+    width = 2 * columns if kind in GATED else columns
     x = torch.randn(rows, depth + gap, device="cuda").to(dtype)[:, :depth]
     weight = (torch.randn(width, depth, device="cuda") * depth**-0.5).to(dtype)
     bias = torch.randn(width, device="cuda").to(dtype) if bias else None
@@ -114,7 +115,7 @@ def check(file, group):
                         print(f"WRONG {kind} {dtype} {rows} x {depth} -> {columns}: {error:.2e}, "
                               f"untouched {bool(untouched)}, twice the same {torch.equal(*runs)}")  # fmt: skip
                     worst = max(worst, error)
-            print(f"{NAMES[kind]}_{ENDINGS[dtype]}: worst relative error {worst:.2e}", flush=True)
+            print(f"{kind}, {NAMES[kind]}_{ENDINGS[dtype]}: worst relative error {worst:.2e}", flush=True)
     print("all right" if not bad else f"{bad} WRONG")
     return bad
 

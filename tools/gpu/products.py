@@ -22,6 +22,7 @@ import statistics
 import sys
 
 import torch
+from torch.nn import functional
 
 import device
 from contract import contract, sizes
@@ -36,7 +37,7 @@ BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 # Numbers of blocks that share a tile, from which Bursar's autotuning chooses (`Cut::ALL` in
 # kernels/src/cuda/gemm/tiles.rs).
 CUTS = [1, 2, 4, 132]
-SMALL_M, MEDIUM_M = contract("gemm_small_m"), contract("gemm_medium_m")
+SMALL_M, MEDIUM_M, GATE = contract("gemm_small_m"), contract("gemm_medium_m"), contract("gate")
 WIDTHS = sizes("FOR_EACH_GATED_WIDTH")
 TEAM = SMALL_M.TEAM  # blocks per cluster
 # The largest number of rows that the kernels for few rows take.
@@ -81,7 +82,7 @@ class Kernels:
             self.maps[key] = tensor_map(weight, *shape, SWIZZLE)
         return self.maps[key]
 
-    def small_m(self, x, weight, out, bias=None, add=False, gated=False, cut=4, grid=None):
+    def small_m(self, x, weight, out, bias=None, add=False, gated=False, cut=4, grid=None, is_gelu=False):
         """Launches a product of few rows."""
         rows, columns = x.shape
         most = next(most for most in SMALL_M.SHARED_BYTES if rows <= most)
@@ -95,12 +96,11 @@ class Kernels:
         if not gated:
             arguments.append(bias)
         arguments += [self.parts, self.counters, out.stride(0), rows, features, steps, tiles, tile_rows]
-        if not gated:
-            arguments.append(SMALL_M.ADD_TO_OUT * add | SMALL_M.OUT_IS_F32 * (out.dtype == torch.float32))
+        arguments.append(SMALL_M.ADD_TO_OUT * add | SMALL_M.OUT_IS_F32 * (out.dtype == torch.float32) | SMALL_M.IS_GELU * is_gelu)
         name = f"{'gemm_small_m_gated' if gated else 'gemm_small_m'}_{ENDINGS[x.dtype]}_r{most}"
         Kernel("gemm_small_m", name, SMALL_M.SHARED_BYTES[most])((blocks,), (SMALL_M.THREADS,), *arguments, early=True)
 
-    def medium_m(self, x, weight, out, bias=None, grid=None, width=None):
+    def medium_m(self, x, weight, out, bias=None, grid=None, width=None, activation=GATE.SILU):
         """Launches a gated product of some hundred rows, in tiles of `width` features. The default
         is the width that Bursar chooses."""
         (rows, columns), features = x.shape, out.shape[1]
@@ -115,7 +115,7 @@ class Kernels:
         arguments = [
             tensor_map(x, [columns, rows], [2 * x.stride(0)], [MEDIUM_M.STEP_COLUMNS, MEDIUM_M.PART_ROWS], SWIZZLE),
             self.maps[key],
-            *(out, bias, out.stride(0), rows, features, columns),
+            *(out, bias, out.stride(0), rows, features, columns, activation),
         ]
         kernel = Kernel("gemm_medium_m", f"gemm_medium_m_{ENDINGS[x.dtype]}_f{width}", MEDIUM_M.SHARED_BYTES)
         kernel((blocks,), (MEDIUM_M.THREADS,), *arguments, early=True)
@@ -130,6 +130,8 @@ WAYS = {
     "f32, bias, added": (torch.float32, True, True, False),
     "gated": (None, False, False, True),
     "gated, bias": (None, True, False, True),
+    "gelu": (None, False, False, True),
+    "gelu, bias": (None, True, False, True),
 }
 MARGIN = 776.0  # fills the memory next to an output
 
@@ -158,13 +160,16 @@ def check(kernels, shapes, rows, grid=None, medium_m=None):
                     bias = biases if gated else biases[:features]
                     if gated and biased:
                         gate, up = gate + bias[:features].double(), up + bias[features:].double()
-                    expected = torch.nn.functional.silu(gate) * up if gated else gate.clone()
+                    is_gelu = way.startswith("gelu")
+                    activated = functional.gelu(gate, approximate="tanh") if is_gelu else functional.silu(gate)
+                    expected = activated * up if gated else gate.clone()
                     expected += (bias.double() if biased and not gated else 0) + (out.double() if added else 0)
                     weight = weights if gated else weights[:features]
                     if medium_m:
-                        kernels.medium_m(x, weight, out, bias if biased else None, grid, medium_m)
+                        kernels.medium_m(x, weight, out, bias if biased else None, grid, medium_m,
+                                         GATE.GELU_TANH if is_gelu else GATE.SILU)  # fmt: skip
                     else:
-                        kernels.small_m(x, weight, out, bias if biased else None, added, gated, cut, grid)
+                        kernels.small_m(x, weight, out, bias if biased else None, added, gated, cut, grid, is_gelu)
                     torch.cuda.synchronize()
                     error = float((out.double() - expected).norm() / expected.norm())
                     limit = 3e-5 if out_type else 4e-3 if dtype == torch.bfloat16 else 6e-4

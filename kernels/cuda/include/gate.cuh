@@ -1,6 +1,9 @@
 // The tanh approximation of GELU, and the activations of a gated MLP's gates, in f32.
 #pragma once
 
+#include <stdint.h>
+
+#include "contract.cuh"
 #include "logistic.cuh"
 
 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) (Hendrycks and Gimpel 2016, arXiv
@@ -17,3 +20,19 @@ __device__ __forceinline__ float activation(float gate) {
         return gelu_tanh(gate);
     }
 }
+
+// An activation that the launch chooses: x * logistic(x * (linear + cubic * x^2)). SiLU is exact with
+// a linear factor of 1 and a cubic factor of 0, and finite gates give the same bits as silu(). The
+// factors of GELU are those of gelu_tanh().
+struct GateForm {
+    float linear, cubic;
+
+    __device__ __forceinline__ explicit GateForm(uint32_t activation) {
+        const bool is_gelu = activation == contract::gate::GELU_TANH;
+        linear = is_gelu ? 1.5957691f : 1.0f;
+        cubic = is_gelu ? 1.5957691f * 0.044715f : 0.0f;
+    }
+    __device__ __forceinline__ float operator()(float gate, float up) const {
+        return times_logistic(gate, gate * fmaf(cubic * gate, gate, linear)) * up;
+    }
+};

@@ -19,6 +19,7 @@ struct Arguments {
     uint32_t columns;
     uint32_t in_features;
     uint32_t group;
+    uint32_t activation;  // of gates: a value of contract::gate; not used by the kernels for E4M3
 };
 
 // Columns of the output in a tile.
@@ -86,10 +87,11 @@ struct Biases {
     }
 };
 
-// Writes one warpgroup's part of a tile through shared memory, two boxes at a time.
-template <Kind KIND, typename T>
+// Writes one warpgroup's part of a tile through shared memory, two boxes at a time. `gated` is the
+// product of an activated gate and its up value.
+template <Kind KIND, typename T, typename Gated>
 __device__ __forceinline__ void write_out(const float (&sums)[32][4], const TensorMap& out, uint32_t staging,
-                                          uint32_t row, uint32_t column, uint32_t warpgroup) {
+                                          uint32_t row, uint32_t column, uint32_t warpgroup, const Gated& gated) {
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
     // Destination of the row that this lane provides to store_quarters, which stores 16 rows and 16

@@ -2,7 +2,7 @@
 // and the previous contents are optionally added. Also loads and stores of sums in shared memory.
 #pragma once
 
-#include "logistic.cuh"
+#include "gate.cuh"
 #include "small_m_stages.cuh"
 
 // A warp's part of a tile whose sums are complete: 16 of the tile's rows, and GROUPS times
@@ -96,8 +96,9 @@ struct Piece {
     // Writes the sums, combined with the values that `fetch` has read.
     __device__ __forceinline__ void write(const float (&c)[GROUPS][4]) const {
         if constexpr (GATED) {
+            const GateForm gated(arguments.flags & IS_GELU ? contract::gate::GELU_TANH : contract::gate::SILU);
             each([&](uint32_t, uint32_t group, uint32_t of_four, uint64_t at) {
-                const float value = silu(c[group][of_four]) * c[group][2 + of_four];
+                const float value = gated(c[group][of_four], c[group][2 + of_four]);
                 static_cast<Element*>(arguments.out)[at] = from_float<Element>(value);
             });
         } else {

@@ -15,6 +15,7 @@ using contract::gemm_small_m::ADD_TO_OUT;
 using contract::gemm_small_m::CHUNK_COLUMNS;
 using contract::gemm_small_m::GATE_ROWS;
 using contract::gemm_small_m::MULTIPLIERS;
+using contract::gemm_small_m::IS_GELU;
 using contract::gemm_small_m::OUT_IS_F32;
 using contract::gemm_small_m::STAGES_MAX;
 using contract::gemm_small_m::TEAM;

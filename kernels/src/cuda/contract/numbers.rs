@@ -286,6 +286,8 @@ contract! {
         const ADD_TO_OUT: u32 = 1;
         /// Bit of `flags`: the output is f32.
         const OUT_IS_F32: u32 = 2;
+        /// Bit of `flags`: gates have the tanh approximation of GELU in place of SiLU.
+        const IS_GELU: u32 = 4;
 
         by SmallMRows:
         /// Bytes of shared memory for pipeline stages.

@@ -72,6 +72,10 @@ contract! {
     mod gate {
         /// Threads per thread block.
         const THREADS: usize = 256;
+        /// Value of `activation` in products with gates: SiLU.
+        const SILU: u32 = 0;
+        /// Value of `activation` in products with gates: the tanh approximation of GELU.
+        const GELU_TANH: u32 = 1;
     }
 
     /// state_sequences.cuh: layers with a recurrent state.

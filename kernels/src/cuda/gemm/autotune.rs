@@ -372,6 +372,7 @@ impl<'t> Trial<'t> {
             x_scale,
             out: self.out,
             out_is_quantized: false,
+            activation: GateActivation::Silu,
             workspace: self.scratch,
             workspace_bytes: CUDA_LINEAR_SCRATCH.as_usize(),
         }

@@ -1,6 +1,6 @@
 //! GEMMs of more than 256 rows, or of more than 64 rows with quantized weights, by this project's
 //! kernels for Hopper (`kernels/cuda/gemm_large_m.cu`, `gemm_large_m_e4m3.cu`). In a gated MLP the
-//! outputs of the gate and up GEMMs stay on chip; only `silu(gate) * up` is written.
+//! outputs of the gate and up GEMMs stay on chip; only `activation(gate) * up` is written.
 
 use bursar_budgets::Address;
 
@@ -80,6 +80,9 @@ pub(super) unsafe fn launch(
         count(in_features),
         GROUP,
     ];
+    if is_unquantized {
+        arguments = arguments.with(operands.gate_activation());
+    }
     if !is_unquantized {
         let scales = output.scales.unwrap_or(Address(0));
         arguments = with_scales(arguments, problem, operands).with(scales).with(output.scale);

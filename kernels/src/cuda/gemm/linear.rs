@@ -40,14 +40,15 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
         let (gate_up, activation, out) = (call.gate_up.view(), call.activation, call.out.view());
         elementwise::gate_mul(cuda, calls::GateMul { gate_up, activation, out })
     };
-    // The fused kernels compute SiLU.
-    if call.activation != GateActivation::Silu {
+    // The fused kernels for quantized weights compute SiLU.
+    if call.activation != GateActivation::Silu && operands.scheme.is_some() {
         return unfused();
     }
     let features = call.weight.rows() / 2;
     let compute = |out: &Tensor<'_>, output: Output<'_>| {
         let problem = GemmProblem { gates: true, ..operands.problem(call.bias.as_ref(), out) };
-        compute(cuda, problem, operands.addresses(call.bias.as_ref(), &call.scratch, out), output, &unfused)
+        let addresses = operands.addresses(call.bias.as_ref(), &call.scratch, out);
+        compute(cuda, problem, GemmOperands { activation: call.activation, ..addresses }, output, &unfused)
     };
     match (&call.out.plain, &call.out.quantized) {
         (Some(plain), None) => compute(plain, Output::PLAIN),

@@ -41,6 +41,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOpe
         count(problem.rows),
         count(problem.features()),
         count(problem.in_features),
+        operands.gate_activation(),
     ];
     let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
     let kernel = kernels.gemm_medium_m[tiles.width];

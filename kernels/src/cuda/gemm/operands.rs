@@ -6,7 +6,7 @@ use super::{
     super::contract::quantize::BLOCK_ROWS_MIN,
     problem::{GemmOperands, GemmProblem},
 };
-use crate::{Activations, DType, Quantization, QuantizationScheme, Tensor, Weight};
+use crate::{Activations, DType, Quantization, QuantizationScheme, Tensor, Weight, calls::GateActivation};
 
 /// The input operands of a GEMM, with their scales.
 pub(in super::super) struct Operands<'a> {
@@ -74,6 +74,7 @@ impl<'a> Operands<'a> {
             x_scale: self.x_scale,
             out: out.address().0,
             out_is_quantized: out.dtype() == Quantization::ELEMENTS,
+            activation: GateActivation::Silu,
             workspace: scratch.address().0,
             workspace_bytes: scratch.bytes().as_usize(),
         }

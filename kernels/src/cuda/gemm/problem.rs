@@ -4,8 +4,11 @@
 use bursar_budgets::{Address, Bytes};
 use serde::{Deserialize, Serialize};
 
-use super::super::{contract::SmallMRows, tensor_map::Rows};
-use crate::{DType, QuantizationScheme};
+use super::super::{
+    contract::{SmallMRows, gate},
+    tensor_map::Rows,
+};
+use crate::{DType, QuantizationScheme, calls::GateActivation};
 
 /// The largest number of rows for which the time of a GEMM is bound by reading the weight.
 pub(in super::super) const MEMORY_BOUND_ROWS: usize = 256;
@@ -144,8 +147,20 @@ pub(in super::super) struct GemmOperands {
     /// `true` if the output is quantized. Only the kernels for gated GEMMs of many rows support
     /// this.
     pub out_is_quantized: bool,
+    /// The activation of the gates of a gated GEMM. If it is not SiLU, the weight is not quantized.
+    pub activation: GateActivation,
     pub workspace: u64,
     pub workspace_bytes: usize,
+}
+
+impl GemmOperands {
+    /// The `activation` argument of the kernels of many rows.
+    pub(super) fn gate_activation(&self) -> u32 {
+        match self.activation {
+            GateActivation::Silu => gate::SILU,
+            GateActivation::GeluTanh => gate::GELU_TANH,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -200,6 +215,7 @@ pub(super) mod testing {
             x_scale: 1.0,
             out: 8192,
             out_is_quantized: false,
+            activation: GateActivation::Silu,
             workspace: 1 << 20,
             workspace_bytes,
         }

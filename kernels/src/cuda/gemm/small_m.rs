@@ -8,7 +8,9 @@ use super::{
         arguments::{Extent, arguments, count},
         contract::{
             Int4, SmallMRows,
-            gemm_small_m::{ADD_TO_OUT, CHUNK_COLUMNS, GATE_ROWS, OUT_IS_F32, STEP_COLUMNS, THREADS, shared_bytes},
+            gemm_small_m::{
+                ADD_TO_OUT, CHUNK_COLUMNS, GATE_ROWS, IS_GELU, OUT_IS_F32, STEP_COLUMNS, THREADS, shared_bytes,
+            },
         },
         lane::Cuda,
         tensor_map::{Layout, Rows, Swizzle, TensorMap},
@@ -19,7 +21,7 @@ use super::{
     table::Kernel,
     tiles::{Cut, SmallMTiles},
 };
-use crate::{DType, KernelError, SCALE_BLOCK, int4::BLOCK_ROWS};
+use crate::{DType, KernelError, SCALE_BLOCK, calls::GateActivation, int4::BLOCK_ROWS};
 
 /// Launches the kernel.
 ///
@@ -64,9 +66,12 @@ pub(super) unsafe fn launch(
         .with(count(tiles.steps))
         .with(count(tiles.tiles))
         .with(count(tiles.tile_rows));
-    if !problem.gates {
-        let flags = u32::from(problem.accumulates) * ADD_TO_OUT + u32::from(problem.out_is_f32) * OUT_IS_F32;
-        arguments = arguments.with(flags);
+    // The gated kernel for 4-bit integers has no flags, because its activation is SiLU.
+    if !(problem.gates && problem.is_int4()) {
+        let is = |holds: bool, flag: u32| u32::from(holds) * flag;
+        let is_gelu = operands.activation == GateActivation::GeluTanh;
+        let of_output = is(problem.accumulates, ADD_TO_OUT) | is(problem.out_is_f32, OUT_IS_F32);
+        arguments = arguments.with(of_output | is(is_gelu, IS_GELU));
     }
     if problem.is_int4() {
         arguments = with_int4_scales(arguments, problem, operands);
