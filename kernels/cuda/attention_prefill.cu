@@ -2,8 +2,8 @@
 // (FlashAttention-2, Dao 2023, arXiv 2307.08691). Activations are bf16 or f16, sums f32. Head sizes
 // D are 32, 64, 80, 128 and, over the cache, 256; for packed rows also 72.
 //
-// attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et
-// al. 2023, arXiv 2309.06180).
+// attention_paged_<type>_d<D>: over the paged cache (PagedAttention, Kwon et al. 2023, arXiv
+// 2309.06180), causal except for `key_ends`.
 //   queries          [rows, heads * D], rows `query_pitch` elements apart
 //   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous; E4M3 in
 //                    attention_paged_e4m3
@@ -19,10 +19,10 @@
 //                    sequence before token key_ends[r]; does not decrease within a sequence
 //   out              [rows, heads * D], rows `out_pitch` elements apart
 // Row r of a sequence's n rows attends to the last `window` of the first context - n + r + 1
-// tokens, and to later tokens according to `key_ends`. If the first number is zero or less, the row's output is zeros. Query head h uses KV head
-// h / (heads / kv_heads). The kernel does not write the output of sequences before
-// `first_sequence` and of rows that belong to no sequence. A sequence may have any number of rows,
-// including 0 and 1.
+// tokens, and to later tokens before token key_ends[r]. A row that attends to no token has an
+// output of zeros. Query head h uses KV head h / (heads / kv_heads). The kernel does not write the
+// output of sequences before `first_sequence` and of rows that belong to no sequence. A sequence
+// may have any number of rows, including 0 and 1.
 //
 // attention_packed_<type>_d<D>: bidirectional; each row attends to all rows of its sequence. A
 // sequence is a run of consecutive rows.
@@ -292,7 +292,7 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         __syncthreads();
     }
 
-    int32_t causal[2] = {keys, keys};  // as without later keys
+    int32_t causal[2] = {keys, keys};  // key ends under a causal mask
     int32_t limit[2] = {keys, keys};
     int32_t first_causal = keys;
     int32_t seen_by_all = keys;

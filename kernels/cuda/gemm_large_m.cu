@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             biases.add(sums);
         }
         write_out<KIND, T>(sums, out, staging, tiles.row + warpgroup * 64, tiles.column, warpgroup,
-                           GateForm(arguments.activation));
+                           GatedProduct(arguments.activation));
     }
     if (thread == 0) {
         stores_read<0>();
@@ -127,9 +127,9 @@ FOR_EACH_ACTIVATION(GEMM_LARGE_M_OF)
 //   kernels.
 // Any even grid is correct; this grid is the fastest. `rows`, `columns`, `in_features` and `group`
 // are > 0. `group` is the number of pairs of row tiles that clusters process before they continue
-// with the next columns (large_m_tiles.cuh); 16 is a good value. `activation` is SILU or GELU_TANH of
-// contract::gate; kernels without gates ignore it. The kernel itself sets its cluster
-// size of two. The limit of dynamic shared memory must be raised once per function
+// with the next columns (large_m_tiles.cuh); 16 is a good value. `activation` is SILU or GELU_TANH
+// of contract::gate; kernels without gates ignore it. The kernel itself sets its cluster size of
+// two. The limit of dynamic shared memory must be raised once per function
 // (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element

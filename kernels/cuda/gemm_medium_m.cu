@@ -219,7 +219,7 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
         const T* at = arguments.bias + skipped + column;
         return pair_to_floats<T>(is_there ? __ldg(reinterpret_cast<const uint32_t*>(at)) : 0u);
     };
-    const GateForm gated(arguments.activation);
+    const GatedProduct gated(arguments.activation);
     uint32_t words[GROUPS][2];
 #pragma unroll
     for (uint32_t group = 0; group < GROUPS; ++group) {

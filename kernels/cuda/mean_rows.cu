@@ -57,5 +57,5 @@ __device__ __forceinline__ void mean_rows(Element* out, const Element* x, uint32
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (rows, div_ceil(columns, 2048)), block (THREADS of contract::gate), no dynamic shared
-// memory. rows > 0, count > 0. Any second grid size is correct.
+// Launch: grid (rows, div_ceil(columns, 2048)), block (THREADS of contract::gate), no dynamic
+// shared memory. rows > 0, count > 0. Any second grid size is correct.

@@ -169,7 +169,7 @@ pub trait Backend {
     /// Applies rotary embeddings to queries and keys, and writes keys and values into
     /// the KV cache's blocks.
     fn rotary_kv_write(&self, call: calls::RotaryKvWrite<'_>) -> Result<(), KernelError>;
-    /// Computes causal attention of new tokens over the KV cache's blocks.
+    /// Computes attention of new tokens over the KV cache's blocks.
     fn attention_paged(&self, call: calls::AttentionPaged<'_>) -> Result<(), KernelError>;
     /// Computes bidirectional attention within packed ranges of rows.
     fn attention_packed(&self, call: calls::AttentionPacked<'_>) -> Result<(), KernelError>;

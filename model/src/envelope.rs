@@ -11,7 +11,8 @@ pub struct Envelope {
     /// Tokens of a sequence, including prompt and reply.
     pub context_tokens: usize,
     pub sequences: usize,
-    /// Tokens in one step, over all sequences.
+    /// Tokens in one step, over all sequences. The engine raises them for a model whose pictures
+    /// must be whole in a step.
     pub step_tokens: usize,
     /// Maximum drafted tokens of a sequence in one step; 0 disables drafts.
     pub draft_tokens: usize,

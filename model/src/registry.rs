@@ -366,7 +366,8 @@ impl FamilyConfig {
     }
 
     /// Tokens of the largest picture that a step must contain whole, if pictures have at most
-    /// `picture_patches` patches. 0 if attention is causal, so that a step may end within a picture.
+    /// `picture_patches` patches. 0 if attention is causal, so that a step may end within a
+    /// picture.
     pub fn whole_picture_tokens(&self, picture_patches: usize) -> usize {
         let Some(pictures) = self.pictures().filter(|_| self.decoder().step_format().whole_pictures) else { return 0 };
         pictures.merge.tokens(pictures.tile.map_or(picture_patches, |tile| tile.patches()))

@@ -38,7 +38,7 @@ SHAPES = {
     "vision.proj": ("add", 1280, 1280, True, (5476, 21904)),
     "vision.down": ("add", 3456, 1280, True, (5476, 21904)),
 }
-GATED = {"gated": contract("gate").SILU, "gelu": contract("gate").GELU_TANH}
+ACTIVATIONS = {"gated": contract("gate").SILU, "gelu": contract("gate").GELU_TANH}
 NAMES = {"gated": "gemm_large_m_gated", "gelu": "gemm_large_m_gated", "plain": "gemm_large_m", "add": "gemm_large_m_add"}
 TYPES = (torch.bfloat16, torch.float16)
 
@@ -56,10 +56,10 @@ class Product:
         self.kernel = Kernel(file, f"{NAMES[kind]}_{ENDINGS[x.dtype]}", NUMBERS.SHARED_BYTES)
         rows, columns = out.shape
         pairs = -(-rows // (TILE_ROWS * CLUSTER))
-        tiles = pairs * -(-columns // (TILE_WEIGHTS // 2 if kind in GATED else TILE_WEIGHTS))
+        tiles = pairs * -(-columns // (TILE_WEIGHTS // 2 if kind in ACTIVATIONS else TILE_WEIGHTS))
         self.grid = (CLUSTER * min(tiles, processors() // CLUSTER),)
         self.arguments = [rows_map(x, TILE_ROWS), rows_map(weight, TILE_WEIGHTS // 2), rows_map(out, NUMBERS.BOX), bias,
-                          rows, columns, x.shape[1], group, GATED.get(kind, 0)]  # fmt: skip
+                          rows, columns, x.shape[1], group, ACTIVATIONS.get(kind, 0)]  # fmt: skip
 
     def __call__(self):
         self.kernel(self.grid, (NUMBERS.THREADS,), *self.arguments)
@@ -69,7 +69,7 @@ def expected(kind, x, weight, bias, held):
     value = x.double() @ weight.double().T
     if bias is not None:
         value += bias.double()
-    if kind in GATED:
+    if kind in ACTIVATIONS:
         gate, up = value.chunk(2, dim=1)
         return (F.silu(gate) if kind == "gated" else F.gelu(gate, approximate="tanh")) * up
     return value + held.double() if kind == "add" else value
@@ -77,7 +77,7 @@ def expected(kind, x, weight, bias, held):
 
 def operands(kind, rows, depth, columns, bias, dtype, gap=0):
     """x with a gap between its rows, the weight, the bias, and the initial contents of the output."""
-    width = 2 * columns if kind in GATED else columns
+    width = 2 * columns if kind in ACTIVATIONS else columns
     x = torch.randn(rows, depth + gap, device="cuda").to(dtype)[:, :depth]
     weight = (torch.randn(width, depth, device="cuda") * depth**-0.5).to(dtype)
     bias = torch.randn(width, device="cuda").to(dtype) if bias else None

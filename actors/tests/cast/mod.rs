@@ -85,7 +85,7 @@ pub fn drafts(seed: u64) -> usize {
     if seed % 3 == 2 { 1 + seed as usize % 7 } else { 0 }
 }
 
-/// The most tokens of a picture.
+/// Maximum rows of the vision cache, and so tokens, of a picture.
 const PICTURE_ROWS_MAX: usize = 7;
 
 /// Tokens of the largest picture in every third world, where no step may end within a picture; 0 in

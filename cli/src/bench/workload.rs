@@ -82,7 +82,7 @@ pub const FULL: Workload = Workload {
         PictureLoad { count: 64, width: 1036, height: 1036, replies: &[1, 128] },
         PictureLoad { count: 16, width: 1932, height: 1092, replies: &[1, 128] },
     ],
-    cut: PatchGeometry { patch: 14, merge: PAIRS, tiling: None },
+    cut: PatchGeometry { patch: 14, merge: MERGE_2X2, tiling: None },
     step_tokens: Envelope::gpu().step_tokens,
 };
 
@@ -96,12 +96,12 @@ pub const QUICK: Workload = Workload {
         PictureLoad { count: 4, width: 224, height: 224, replies: &[1, 8] },
         PictureLoad { count: 2, width: 448, height: 336, replies: &[1, 8] },
     ],
-    cut: PatchGeometry { patch: 14, merge: PAIRS, tiling: None },
+    cut: PatchGeometry { patch: 14, merge: MERGE_2X2, tiling: None },
     step_tokens: 256,
 };
 
-/// Two by two patches are a token, as in most families.
-const PAIRS: MergeSize = MergeSize::new(2);
+/// One token for 2 x 2 patches, as in most families.
+const MERGE_2X2: MergeSize = MergeSize::new(2);
 
 /// Upper bound of the tokens around a picture: the turn's markers and the question, at one token
 /// per byte.
@@ -110,7 +110,7 @@ const AROUND: usize = 128;
 impl Workload {
     /// Returns the same workload for a model whose pictures are cut by `cut`. Each side of a
     /// picture becomes the nearest whole number of merged patches, so that no picture is resized,
-    /// except to stretch it over tiles.
+    /// unless the model cuts pictures into tiles or resizes all pictures to one size.
     pub fn cut_by(self, cut: PatchGeometry) -> Workload {
         let factor = cut.patch * cut.merge.side() as u32;
         let whole = |side: u32| (side + factor / 2) / factor * factor;
@@ -174,8 +174,8 @@ mod tests {
 
     use super::*;
 
-    const SIXTEEN: PatchGeometry = PatchGeometry { patch: 16, merge: PAIRS, tiling: None };
-    const TILES: PatchGeometry = PatchGeometry { patch: 14, merge: PAIRS, tiling: Some(INTERNVL) };
+    const SIXTEEN: PatchGeometry = PatchGeometry { patch: 16, merge: MERGE_2X2, tiling: None };
+    const TILES: PatchGeometry = PatchGeometry { patch: 14, merge: MERGE_2X2, tiling: Some(INTERNVL) };
     const INTERNVL: Tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true, cut: TileCut::Resized };
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn no_picture_of_the_full_workload_is_resized() {
         for (shape, patch) in [("qwen2.5-vl-7b", 14), ("qwen3-vl-8b", 16)] {
-            let workload = FULL.cut_by(PatchGeometry { patch, merge: PAIRS, tiling: None });
+            let workload = FULL.cut_by(PatchGeometry { patch, merge: MERGE_2X2, tiling: None });
             let random = shape_settings(shape).expect("a known shape");
             let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("a checkpoint");
             let processor = checkpoint.image_processor.expect("the model takes pictures");

@@ -301,6 +301,7 @@ impl PictureReport {
                 "The largest picture has {pixels} pixels ({side} x {side} if square) and takes {tokens} {plural}. \
                  Larger pictures are resized."
             )?,
+            Some(1) => writeln!(f, "Each picture is resized to one tile and takes {tokens} {plural}.")?,
             Some(tiles) => {
                 writeln!(f, "A picture has at most {tiles} tiles, with the thumbnail, and takes {tokens} {plural}.")?
             }

@@ -115,9 +115,9 @@ struct Job {
     // Index in `block_tables` of the first block that the tile reads. Keys count from that block.
     uint32_t table;
     int32_t keys;     // keys up to the last key that any row of the tile attends to
-    int32_t visible;  // keys up to the token of row 0 of the sequence
+    int32_t visible;  // keys up to and including the token of row 0 of the sequence
     int32_t skipped;  // keys of the sequence before the tile's first block
-    int32_t context;  // keys of the sequence, counted like `keys`
+    int32_t context;  // keys of the sequence from the tile's first block on
     int32_t first_step;
     int32_t last_step;
     uint32_t ends_with_stale_keys;  // 1 if the last step ends with keys that must not be used
@@ -126,12 +126,12 @@ struct Job {
     __device__ __forceinline__ uint32_t row_of(uint32_t query, const Arguments& arguments) const {
         return (first_query + query) / arguments.group;
     }
-    // Keys up to the token of this row.
+    // Keys up to and including the token of this row.
     __device__ __forceinline__ int32_t causal(uint32_t row) const { return visible + static_cast<int32_t>(row); }
-    // Keys up to the last key that this row attends to.
+    // Keys up to and including the last key that this row attends to.
     __device__ __forceinline__ int32_t end(uint32_t row, const Arguments& arguments) const {
-        const uint32_t of_batch = first_row + min(row, rows - 1);
-        return key_end(arguments.key_ends, of_batch, causal(row) + skipped, context + skipped) - skipped;
+        const uint32_t batch_row = first_row + min(row, rows - 1);
+        return key_end(arguments.key_ends, batch_row, causal(row) + skipped, context + skipped) - skipped;
     }
 };
 

@@ -117,13 +117,14 @@ namespace norm {
 constexpr uint32_t THREADS_MAX = 512;
 }  // namespace norm
 
-// silu_mul.cu, gelu.cu, mean_rows.cu and sigmoid_mul.cu: grid x is the row, grid y covers the columns of the row.
+// Activations of gated GEMMs. Also silu_mul.cu, gelu.cu, mean_rows.cu and sigmoid_mul.cu: grid x is the row, grid y
+// covers the columns of the row.
 namespace gate {
 // Threads per thread block.
 constexpr uint32_t THREADS = 256;
-// Value of `activation` in products with gates: SiLU.
+// Value of `activation` of a gated GEMM: SiLU.
 constexpr uint32_t SILU = 0;
-// Value of `activation` in products with gates: the tanh approximation of GELU.
+// Value of `activation` of a gated GEMM: the tanh approximation of GELU.
 constexpr uint32_t GELU_TANH = 1;
 }  // namespace gate
 
@@ -420,7 +421,7 @@ constexpr uint32_t STREAM_COUNTERS = 4096;
 constexpr uint32_t ADD_TO_OUT = 1;
 // Bit of `flags`: the output is f32.
 constexpr uint32_t OUT_IS_F32 = 2;
-// Bit of `flags`: gates have the tanh approximation of GELU in place of SiLU.
+// Bit of `flags`: the activation of gates is the tanh approximation of GELU, not SiLU.
 constexpr uint32_t IS_GELU = 4;
 // Bytes of shared memory for pipeline stages.
 template <uint32_t ROWS>

@@ -21,18 +21,20 @@ __device__ __forceinline__ float activation(float gate) {
     }
 }
 
-// An activation that the launch chooses: x * logistic(x * (linear + cubic * x^2)). SiLU is exact with
-// a linear factor of 1 and a cubic factor of 0, and finite gates give the same bits as silu(). The
-// factors of GELU are those of gelu_tanh().
-struct GateForm {
+// activation(gate) * up, with the activation chosen at launch: x * logistic(x * (linear + cubic *
+// x^2)). The factors 1 and 0 are SiLU, with the same bits as silu(). For GELU, the factors are those
+// of gelu_tanh().
+struct GatedProduct {
     float linear, cubic;
 
-    __device__ __forceinline__ explicit GateForm(uint32_t activation) {
+    __device__ __forceinline__ explicit GatedProduct(uint32_t activation) {
         const bool is_gelu = activation == contract::gate::GELU_TANH;
         linear = is_gelu ? 1.5957691f : 1.0f;
         cubic = is_gelu ? 1.5957691f * 0.044715f : 0.0f;
     }
     __device__ __forceinline__ float operator()(float gate, float up) const {
-        return times_logistic(gate, gate * fmaf(cubic * gate, gate, linear)) * up;
+        // The square is kept finite, because 0 * infinity would be NaN.
+        const float square = fminf(gate * gate, 1e30f);
+        return times_logistic(gate, gate * fmaf(cubic, square, linear)) * up;
     }
 };

@@ -87,8 +87,8 @@ struct Biases {
     }
 };
 
-// Writes one warpgroup's part of a tile through shared memory, two boxes at a time. `gated` is the
-// product of an activated gate and its up value.
+// Writes one warpgroup's part of a tile through shared memory, two boxes at a time. 
+// gated(gate, up) is activation(gate) * up.
 template <Kind KIND, typename T, typename Gated>
 __device__ __forceinline__ void write_out(const float (&sums)[32][4], const TensorMap& out, uint32_t staging,
                                           uint32_t row, uint32_t column, uint32_t warpgroup, const Gated& gated) {

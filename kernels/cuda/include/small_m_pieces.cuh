@@ -96,7 +96,7 @@ struct Piece {
     // Writes the sums, combined with the values that `fetch` has read.
     __device__ __forceinline__ void write(const float (&c)[GROUPS][4]) const {
         if constexpr (GATED) {
-            const GateForm gated(arguments.flags & IS_GELU ? contract::gate::GELU_TANH : contract::gate::SILU);
+            const GatedProduct gated(arguments.flags & IS_GELU ? contract::gate::GELU_TANH : contract::gate::SILU);
             each([&](uint32_t, uint32_t group, uint32_t of_four, uint64_t at) {
                 const float value = gated(c[group][of_four], c[group][2 + of_four]);
                 static_cast<Element*>(arguments.out)[at] = from_float<Element>(value);

@@ -131,23 +131,23 @@ pub struct PagedSequences<'m> {
     /// a row attends to tokens that other rows of this step have written, so no backend may read
     /// the cache before these writes have ended.
     pub has_linked_rows: bool,
-    /// Number of query-key pairs of causal attention without a window, over all sequences. The
+    /// Number of query-key pairs of attention without a window, over all sequences. The
     /// arithmetic work of attention without a window is proportional to this number.
     pub query_key_pairs: u64,
 }
 
-/// The tokens of its sequence that a row attends to. `None` or a window, which converts into a mask,
-/// is causal attention.
+/// The tokens of its sequence that a row attends to. An `Option<usize>`, a window, converts into a
+/// causal mask.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttentionMask<'m> {
     /// Maximum number of tokens up to and including the row's own token, at least 1. `None` means
     /// all.
     pub window: Option<usize>,
-    /// `[rows]` u32: a row also attends to the tokens of its sequence between its own token and
-    /// token `key_ends[row]`, as the tokens of a picture do in Gemma 3. The number is at most the
-    /// context length. It does not decrease from row to row of a sequence, and has no effect if it
-    /// does not exceed the row's own token. Rows of
-    /// [`single_rows`](PagedSequences::single_rows) ignore it.
+    /// `[rows]` u32: row `r` also attends to the tokens of its sequence after its own token and
+    /// before index `key_ends[r]`, as tokens of a picture do in Gemma 3. The index is at most the
+    /// context length, and never decreases within a sequence. It has no effect if it does not
+    /// exceed the row's own index, or if the row is one of
+    /// [`single_rows`](PagedSequences::single_rows).
     pub key_ends: Option<&'m Tensor<'m>>,
 }
 
@@ -157,8 +157,9 @@ impl From<Option<usize>> for AttentionMask<'_> {
     }
 }
 
-/// Computes causal attention: row `r` of a sequence's `n` rows attends to that sequence's first
-/// `context - n + r + 1` tokens, or, with a window, only to the last `window` of these tokens.
+/// Computes attention: row `r` of a sequence's `n` rows attends to that sequence's first
+/// `context - n + r + 1` tokens, or, with a window, only to the last `window` of these tokens. With
+/// `key_ends`, it also attends to later tokens.
 #[non_exhaustive]
 pub struct AttentionPaged<'a> {
     /// `[tokens, heads * head_dim]` activations; a gap between rows is allowed.
@@ -167,9 +168,9 @@ pub struct AttentionPaged<'a> {
     pub heads: usize,
     /// Factor on the dot products of queries and keys.
     pub scale: f32,
-    /// Maximum number of tokens that a row attends to, including its own, at least 1. `None` means
-    /// all. A sequence's blocks before the first block that one of its rows attends to are not
-    /// read, and neither are the entries of these blocks in the block table.
+    /// Maximum number of tokens up to and including a row's own that the row attends to, at least
+    /// 1. `None` means all. A sequence's blocks before the first block that one of its rows attends
+    /// to are not read, and neither are the entries of these blocks in the block table.
     pub window: Option<usize>,
     /// See [`AttentionMask::key_ends`].
     pub key_ends: Option<Tensor<'a>>,

@@ -2,6 +2,8 @@
 
 use bursar_budgets::Address;
 
+use crate::Tensor;
+
 /// Grid, block and dynamic shared memory of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
@@ -18,6 +20,12 @@ impl Extent {
     pub(super) fn line(blocks: usize, threads: usize) -> Self {
         Extent { grid: [blocks, 1, 1], block: [threads, 1], shared: 0 }
     }
+}
+
+/// Returns the address of an optional operand. The address is 0 without an operand, and kernels do
+/// not read it.
+pub(super) fn address_or_null(operand: &Option<Tensor<'_>>) -> Address {
+    operand.as_ref().map_or(Address(0), Tensor::address)
 }
 
 /// A type that kernels take by value. The type must have the memory layout that

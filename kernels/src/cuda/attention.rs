@@ -3,7 +3,7 @@
 //! context.
 
 use super::{
-    arguments::{Arguments, Extent, arguments, count},
+    arguments::{Arguments, Extent, address_or_null, arguments, count},
     contract::{
         self, HeadDim, HopperHeadDim, PackedHeadDim, PagedHopper, attention_decode, attention_hopper,
         attention_paged_hopper, attention_prefill,
@@ -11,7 +11,7 @@ use super::{
     decode_launch::DecodeLaunch,
     functions::Function,
     lane::Cuda,
-    quantized_cache::{address_or_null, quantized_cache},
+    quantized_cache::quantized_cache,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};

@@ -1,10 +1,10 @@
 //! Launches of rotary position embedding, separate and fused with the write to the KV cache.
 
 use super::{
-    arguments::{Argument, Extent, arguments, count},
+    arguments::{Argument, Extent, address_or_null, arguments, count},
     contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
     lane::Cuda,
-    quantized_cache::{address_or_null, quantized_cache},
+    quantized_cache::quantized_cache,
 };
 use crate::{
     KernelError,

@@ -11,7 +11,7 @@ impl<B: Backend> Scope<'_, B> {
         const OP: &str = "mean_rows";
         check::activation(OP, "x", x, self.target().activation())?;
         let is_whole = count > 0 && x.rows().is_multiple_of(count);
-        check::holds(is_whole, OP, "x", x, "whole groups of rows")?;
+        check::holds(is_whole, OP, "x", x, &format!("a multiple of {count} rows"))?;
         let out = self.empty([x.rows() / count, x.columns()])?;
         self.count(Work::over(x.shape().elements() as u64, &[x, &out]));
         self.backend.mean_rows(calls::MeanRows { x: x.view(), count, out: out.view() })?;

@@ -26,8 +26,8 @@ fn first_seen(end: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| end.saturating_sub(window))
 }
 
-/// Attention with sliding windows and with pictures. The caller adds the passes with windows with a
-/// cache in E4M3, too.
+/// Attention with sliding windows or pictures. The caller repeats the passes with windows with an
+/// E4M3 cache.
 pub fn masked() -> Vec<Pass> {
     let mut passes = Vec::new();
     let mut add = |heads, kv_heads, head_dim, window, sequences: &[(usize, usize)]| {
@@ -61,6 +61,7 @@ pub fn masked() -> Vec<Pass> {
 pub struct PagedPictures {
     /// Query heads, key and value heads, elements of a head.
     pub sizes: [usize; 3],
+    /// New rows and context length.
     pub sequences: Vec<(usize, usize)>,
     pub window: Option<usize>,
     pub picture: usize,
@@ -68,7 +69,7 @@ pub struct PagedPictures {
 }
 
 impl PagedPictures {
-    /// Pictures that begin and end within tiles, at their ends and across several tiles, with and
+    /// Pictures that start or end inside a tile, at its edge, or span several tiles, with and
     /// without windows shorter than a picture.
     pub fn passes() -> Vec<Pass> {
         let mut passes = Vec::new();

@@ -1,5 +1,5 @@
-//! Operations that only Gemma uses: GELU in place of SiLU, a norm that is added to other rows, scaled
-//! embeddings, and means of rows.
+//! Operations that only Gemma uses: GELU in place of SiLU, a norm that is added to other rows,
+//! scaled embeddings, and means of rows.
 
 use bursar_kernels::{
     ops::{gate_mul::GateActivation, rms_norm::RmsNorm},

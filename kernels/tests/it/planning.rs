@@ -1,4 +1,5 @@
-//! Plans: each plan equals the measurement to the byte and counts the cost of the pass.
+//! Plans: each plan equals the measurement to the byte, counts the cost of the pass, and refuses
+//! unsupported shapes.
 
 use bursar_budgets::{Bytes, Hint, Workspace};
 use bursar_kernels::{ops::attention_packed::PackedSequences, ops::attention_paged::PagedSequences, *};
@@ -164,7 +165,7 @@ fn the_work_of_attention_is_counted_exactly() {
 }
 
 #[test]
-fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
+fn unsupported_head_sizes_are_refused_with_the_supported_ones() {
     let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
     let refused = |pass: Pass| pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err().to_string();

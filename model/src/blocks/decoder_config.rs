@@ -47,7 +47,6 @@ pub struct DecoderConfig {
     pub gated_delta: Option<GatedDeltaConfig>,
     /// The layers whose attention has a sliding window, if there are any.
     pub sliding: Option<SlidingWindow>,
-    /// The tokens of its picture that a picture's token attends to.
     pub picture_mask: PictureMask,
     /// Added to the weights of norms: 1 if the checkpoint's weights are centered on zero.
     pub norm_offset: f32,
@@ -75,13 +74,13 @@ pub struct DecoderConfig {
     pub draft_head: Option<DraftHeadConfig>,
 }
 
-/// The tokens of its own picture that a token of a picture attends to.
+/// How tokens of a picture attend to one another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PictureMask {
-    /// The earlier tokens, as for text.
+    /// To earlier tokens, as text does.
     #[default]
     Causal,
-    /// All tokens, in every layer, as far as the layer's window reaches back (Gemma 3, arXiv 2503.19786).
+    /// To all tokens of the picture that the layer's window reaches (Gemma 3, arXiv 2503.19786).
     WholePicture,
 }
 

@@ -435,14 +435,20 @@ impl<'f> ProcessorFiles<'f> {
     }
 }
 
-/// The patches of a model whose pictures have `mm_tokens_per_image` tokens (Gemma 3), as settings of
-/// the image processor. Empty if the sizes do not fit, which the family refuses.
+/// Patch settings of the image processor of Gemma 3, derived from `mm_tokens_per_image`. The
+/// defaults are those of `Gemma3Config` and `SiglipVisionConfig` (transformers 5.17). Empty if the
+/// sizes are inconsistent. The family then refuses the checkpoint.
 fn pooled_patches(config: &Map<String, Value>) -> Map<String, Value> {
-    let of_tower = |key: &str| config.get("vision_config")?.get(key)?.as_u64();
+    if config.get("model_type").and_then(Value::as_str) != Some("gemma3") {
+        return Map::new();
+    }
+    let size = |value: Option<&Value>, default| value.map_or(Some(default), Value::as_u64);
+    let of_tower = |key: &str, default| size(config.get("vision_config").and_then(|tower| tower.get(key)), default);
     let pooled = || {
-        let tokens = config.get("mm_tokens_per_image")?.as_u64()?;
-        let patch = of_tower("patch_size")?;
-        let merge = of_tower("image_size")?.checked_div(patch)?.checked_div(tokens.isqrt())?;
+        let tokens = size(config.get("mm_tokens_per_image").filter(|value| !value.is_null()), 256)?;
+        let patch = of_tower("patch_size", 16)?;
+        let merge = of_tower("image_size", 224)?.checked_div(patch)?.checked_div(tokens.isqrt())?;
+        let merge = Some(merge).filter(|merge| *merge > 0)?;
         Some([("patch_size".to_owned(), patch.into()), ("merge_size".to_owned(), merge.into())])
     };
     pooled().into_iter().flatten().collect()

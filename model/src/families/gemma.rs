@@ -1,4 +1,4 @@
-//! The decoder of Gemma 3, for the family with pictures and the family of text.
+//! The Gemma 3 decoder, shared by the family with pictures and the text-only family.
 
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ pub struct Gemma3Shape {
     pub decoder: DecoderShape,
     /// Tokens of the sliding window.
     pub window: usize,
-    /// Attention scores are multiplied by the power of -0.5 of this number.
+    /// Attention scores are multiplied by `query_scalar^-0.5`.
     pub query_scalar: usize,
 }
 

@@ -146,10 +146,9 @@ pub struct StepBatch {
     pub snapshot_rows: Vec<u32>,
     /// `[sequences, SNAPSHOTS]` or empty: the slot of each snapshot, or `NO_STATE`.
     pub snapshot_slots: Vec<u32>,
-    /// `[tokens]`: for each row, the number of tokens of its sequence up to and including the last
-    /// token of its picture, or up to and including its own token if it is text. Tokens of a picture
-    /// attend up to this token in a model that [shows them whole
-    /// pictures](super::StepFormat::whole_pictures).
+    /// `[tokens]`: for each row, the index in its sequence after the part of its picture that is in
+    /// this step, or after its own token if it is text. Attention uses these key ends in a model
+    /// with [`whole_pictures`](super::StepFormat::whole_pictures).
     pub key_ends: Vec<u32>,
     /// Number of query-key pairs in causal attention.
     pub query_key_pairs: u64,

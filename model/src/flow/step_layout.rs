@@ -25,8 +25,8 @@ pub struct StepFormat {
     pub groups: usize,
     /// Whether some layers have recurrent states.
     pub has_states: bool,
-    /// Whether tokens of a picture attend to the later tokens of their picture. A step then contains
-    /// a picture to its end.
+    /// Whether tokens of a picture attend to the later tokens of their picture. A step then never
+    /// ends within a picture.
     pub whole_pictures: bool,
 }
 
@@ -286,7 +286,7 @@ impl StepLayout {
             words[starts.start + used] = end;
             words[contexts.start + used - 1] = context;
             if self.has_key_ends {
-                // Attention knows no later token of a row that is a separate sequence.
+                // A row that attention treats as a separate sequence cannot see later tokens.
                 let last = &mut words[self.place(StepArray::KeyEnds)][end as usize - 1];
                 *last = context.min(*last);
             }

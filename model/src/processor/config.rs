@@ -45,6 +45,9 @@ const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_
 /// The video processor whose pixel limits apply to all frames together.
 const WHOLE_VIDEO_PROCESSOR: &str = "Qwen3VLVideoProcessor";
 
+/// The most tiles of a picture, without the thumbnail.
+const TILES_MAX: u32 = 64;
+
 // CLIP's means and standard deviations, which transformers assumes if the file has none.
 const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
 const CLIP_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
@@ -198,7 +201,8 @@ struct RawSize {
 impl ImageProcessorConfig {
     /// Parses and checks the file. `min_pixels` and `max_pixels` override `size`, as in
     /// transformers. Missing settings take the defaults of `Qwen2VLImageProcessor`, of
-    /// `GotOcr2ImageProcessor` if pictures are cut into tiles, or of `Gemma3ImageProcessor`.
+    /// `GotOcr2ImageProcessor` if pictures are cut into tiles, or of `Gemma3ImageProcessor` if that
+    /// is the type.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -218,7 +222,7 @@ impl ImageProcessorConfig {
     /// `processor_config.json`, or else in `video_preprocessor_config.json`, or else in
     /// `preprocessor_config.json`, as in transformers. Missing settings take the defaults of
     /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, of `Qwen3VLVideoProcessor`,
-    /// or, for a processor that makes tiles, of its image processor with one tile per frame.
+    /// or, for a processor of tiles, of the matching image processor with one tile per frame.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -406,12 +410,19 @@ impl ImageProcessorConfig {
         let temporal = self.temporal_patch_size;
         require("temporal_patch_size", temporal, (1..=64).contains(&temporal), "from 1 to 64")?;
         require("merge_size", self.merge_size, (1..=64).contains(&self.merge_size), "from 1 to 64")?;
-        if let Some(Tiling { side, least, most, .. }) = self.tiling {
+        if let Some(Tiling { side, least, most, has_thumbnail, cut }) = self.tiling {
             let is_whole = (1..=4096).contains(&side) && side.is_multiple_of(self.factor());
             require("size", side, is_whole, "a multiple of merged patches, up to 4096")?;
-            require("max_patches", most, (1..=64).contains(&most), "from 1 to 64")?;
+            require("max_patches", most, (1..=TILES_MAX).contains(&most), "from 1 to 64")?;
             require("min_patches", least, (1..=most).contains(&least), "at least 1 and at most max_patches")?;
             require("do_resize", self.do_resize, self.do_resize, "true, as tiles have one size")?;
+            if let TileCut::Crops(CropRule { side_min, ratio_min }) = cut {
+                require("pan_and_scan_min_crop_size", side_min, side_min > 0, "above 0")?;
+                let ratio = "pan_and_scan_min_ratio_to_activate";
+                require(ratio, ratio_min, ratio_min.is_finite() && ratio_min >= 0.0, "a number from 0")?;
+                let is_whole = has_thumbnail || most == 1;
+                require("has_thumbnail", has_thumbnail, is_whole, "true, as crops are added to the whole picture")?;
+            }
         }
         require("min_pixels", min, min >= 1 && min <= max, "at least 1 and at most max_pixels")?;
         require("max_pixels", max, max <= 1 << 40, "at most 2^40")?;
@@ -461,8 +472,8 @@ impl RawConfig {
 
     /// Applies the settings on top of the defaults of `Gemma3ImageProcessor`. That processor has no
     /// patch settings, so the patches have the settings of the released vision tower unless
-    /// `config.json` says otherwise: 14 pixels, pooled four by four. The defaults of pan and scan are
-    /// those of `Gemma3Processor`.
+    /// `config.json` says otherwise: 14 pixels, pooled four by four. The defaults of pan and scan
+    /// are those of `Gemma3Processor`.
     fn cropped(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
             require(setting, pixels.unwrap_or(0), pixels.is_none(), "null, as all pictures have one size")?;
@@ -472,9 +483,11 @@ impl RawConfig {
             side_min: self.pan_and_scan_min_crop_size.unwrap_or(256),
             ratio_min: self.pan_and_scan_min_ratio_to_activate.unwrap_or(1.2),
         };
-        require("pan_and_scan_min_crop_size", rule.side_min, rule.side_min > 0, "above 0")?;
-        let has_crops = self.do_pan_and_scan == Some(true);
-        let most = if has_crops { self.pan_and_scan_max_num_crops.unwrap_or(4) } else { 1 };
+        let mut most = 1;
+        if self.do_pan_and_scan == Some(true) {
+            most = self.pan_and_scan_max_num_crops.unwrap_or(4);
+            require("pan_and_scan_max_num_crops", most, (2..=TILES_MAX).contains(&most), "from 2 to 64")?;
+        }
         let tiling = Tiling { side, least: 1, most, has_thumbnail: true, cut: TileCut::Crops(rule) };
         self.over(ImageProcessorConfig {
             tiling: Some(tiling),

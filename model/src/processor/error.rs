@@ -9,9 +9,9 @@ use crate::flow::{FileName, ImageError};
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum VideoError {
-    /// The checkpoint has no settings for a video processor.
+    /// The model takes no videos, or its checkpoint has no settings for a video processor.
     #[error(
-        "the model's checkpoint takes no videos: it has neither video_preprocessor_config.json nor the part \
+        "the model takes no videos, or its checkpoint lacks the settings: video_preprocessor_config.json, or the part \
          `video_processor` of processor_config.json"
     )]
     NoProcessor,
@@ -91,8 +91,8 @@ impl Hint for VideoError {
     fn hint(&self) -> String {
         match self {
             VideoError::NoProcessor => {
-                "add the release's video_preprocessor_config.json to the checkpoint and load it again, or show single \
-                 frames as pictures"
+                "if the model's release has such settings, add them to the checkpoint and load it again; otherwise \
+                 show single frames as pictures"
                     .into()
             }
             VideoError::NoFrames => "give the video at least one frame".into(),

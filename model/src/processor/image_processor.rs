@@ -137,7 +137,8 @@ impl ImageProcessor {
         let tile = Size { width: tiling.side, height: tiling.side };
         let kept = tile.rgb_bytes() * tiles.count() as u64;
         let host_bytes = match tiling.cut {
-            // All tiles are cut from one resized picture, which is freed before the thumbnail is made.
+            // All tiles are cut from one resized picture, which is freed before the thumbnail is
+            // made.
             TileCut::Resized => {
                 resize_bytes(source, resized).max(resized.rgb_bytes() + kept) + resize_bytes(source, tile)
             }
@@ -221,7 +222,7 @@ impl ImageProcessor {
         cut.into_iter().map(|tile| self.process_step(vec![tile], plan)).collect()
     }
 
-    /// The tiles of a picture that is resized to all of them, and the thumbnail.
+    /// Resizes the picture to the whole grid of tiles, cuts it, and appends the thumbnail.
     fn resized_tiles(&self, picture: &RgbImage, plan: &ResizePlan, tiles: Tiles) -> Vec<RgbImage> {
         let whole = self.resize_to(picture, plan.resized);
         let size = plan.tile_size(tiles);
@@ -231,7 +232,7 @@ impl ImageProcessor {
         cut
     }
 
-    /// The whole picture as one tile, and its crops.
+    /// The whole picture as one tile, followed by its crops.
     fn crops(&self, picture: &RgbImage, plan: &ResizePlan, tiles: Tiles) -> Vec<RgbImage> {
         let (size, crop) = (plan.tile_size(tiles), crop_size(plan.source, tiles));
         let mut cut = vec![self.resize_to(picture, size)];

@@ -1,7 +1,7 @@
-//! Tiling of pictures. Either the aspect ratio of a picture decides how many tiles of equal size the
-//! picture is stretched over, and the whole picture may follow as a thumbnail (InternVL 1.5,
-//! arXiv 2404.16821, section 3.3). Or the picture is one tile, followed by crops of a long picture
-//! (pan and scan, Gemma 3, arXiv 2503.19786, section 2.1).
+//! Tiling of pictures, by one of two methods. InternVL 1.5 (arXiv 2404.16821, section 3.3)
+//! stretches a picture over a grid of equal tiles that is chosen by the aspect ratio, and may add a
+//! thumbnail. Gemma 3 (pan and scan, arXiv 2503.19786, section 2.1) uses the whole picture as the
+//! first tile, and adds crops if the picture is long.
 
 use super::smart_resize::{Size, check_sides};
 use crate::flow::{ImageError, Tiles};
@@ -24,17 +24,17 @@ pub struct Tiling {
 pub enum TileCut {
     /// The picture is resized to all tiles together, and then cut. The thumbnail is the last tile.
     Resized,
-    /// The picture is cut along its longer side, and each crop is resized to a tile. The thumbnail is
-    /// the first tile.
+    /// The picture is cut along its longer side, and each crop is resized to a tile. The thumbnail
+    /// is the first tile.
     Crops(CropRule),
 }
 
-/// The pictures that have crops: `do_pan_and_scan` of transformers' `Gemma3ImageProcessor`.
+/// Which pictures get crops: `do_pan_and_scan` of transformers' `Gemma3ImageProcessor`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CropRule {
-    /// Pixels along the shorter side of a crop, at least.
+    /// Minimum pixels along the shorter side of a crop.
     pub side_min: u32,
-    /// The longer side of a picture over its shorter side, at least.
+    /// Minimum ratio of the longer side of a picture to its shorter side.
     pub ratio_min: f64,
 }
 
@@ -79,8 +79,9 @@ impl Tiling {
         Ok(chosen)
     }
 
-    /// The crops of a picture: as many as its sides' ratio, rounded, from 2 to the maximum, as in
-    /// `image_processing_gemma3.py` of transformers 5.17. One tile if the picture has no crops.
+    /// The crops of a picture. Their number is the rounded ratio of its sides, at most the longer
+    /// side over `side_min`, and from 2 to the maximum (transformers 5.17,
+    /// `image_processing_gemma3.py`). A picture without crops is one tile.
     fn crops(self, Size { width, height }: Size, rule: CropRule, tiles_max: u64) -> Tiles {
         let (long, short) = (width.max(height), width.min(height));
         let ratio = f64::from(long) / f64::from(short);

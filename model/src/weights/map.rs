@@ -109,14 +109,15 @@ impl<'c> WeightMap<'c> {
         self.stacked(&[part], shape, shape.columns().into(), WeightLayout::default())
     }
 
-    /// Claims a matrix of `shape` that the file has with its axes swapped.
-    pub fn swapped(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor<'static>, WeightError> {
+    /// Claims a matrix of `shape` that the checkpoint stores transposed.
+    pub fn transposed(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor<'static>, WeightError> {
         let [rows, columns] = shape;
+        // Random tensors are drawn in the final shape.
         if self.checkpoint.tensors.random(name, 2).is_some() {
             return self.tensor(name, shape);
         }
         let matrix = self.tensor(name, [columns, rows])?;
-        self.segment.swap_last();
+        self.segment.transpose_last();
         Ok(matrix.into_shape(shape))
     }
 

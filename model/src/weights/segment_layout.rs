@@ -85,8 +85,8 @@ impl SegmentLayout {
         }
     }
 
-    /// Swaps the axes of the last copy, which is a matrix, while it is read.
-    pub fn swap_last(&mut self) {
+    /// Transposes the last copy, which is a matrix, while it is read.
+    pub fn transpose_last(&mut self) {
         let copy = self.copies.last_mut().expect("a copy was placed");
         (copy.swapped, copy.row) = (true, (copy.elements() / copy.row.0, 0));
     }

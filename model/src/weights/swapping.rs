@@ -13,9 +13,9 @@ const SIDE: usize = 32;
 /// that follow are long.
 const TOGETHER: usize = 64 << 20;
 
-/// Calls `each` with the matrices of `found` `[count, columns, rows]` or `[columns, rows]`, some at a
-/// time, as `[rows, columns]` of its `dtype`. `buffer` grows to the size of these matrices. A tensor whose
-/// elements cannot be read in place needs additional memory for the whole tensor.
+/// Calls `each` with the matrices of `found` `[count, columns, rows]` or `[columns, rows]`, some at
+/// a time, as `[rows, columns]` of its `dtype`. `buffer` grows to the size of these matrices. A
+/// tensor whose elements cannot be read in place needs additional memory for the whole tensor.
 ///
 /// # Panics
 /// If `found` does not have two or three axes. The weight map has already checked this.

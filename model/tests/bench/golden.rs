@@ -32,8 +32,8 @@ pub struct Case {
     recorded: Vec<u8>,
 }
 
-/// Processes a recorded picture with the checkpoint's processor. Returns the grid of its placeholder
-/// and the pictures that the encoder sees.
+/// Processes a recorded picture with the checkpoint's processor. Returns the grid of its
+/// placeholder and the pictures that the encoder sees.
 pub fn picture(checkpoint: &Checkpoint, name: &str) -> (MediaGrid, Vec<ResizedImage>) {
     processed(checkpoint.image_processor.as_ref().expect("a checkpoint with pictures"), name)
 }
@@ -102,9 +102,9 @@ impl Case {
         let pictures: Vec<String> = list(&json["images"]).map(|name| text(name).to_owned()).collect();
         let contents = list(&json["messages"]).flat_map(|message| list(&message["content"]));
         let (mut visuals, mut shown, mut images) = (Vec::new(), Vec::new(), Vec::new());
-        let images_by = with_settings(folder, checkpoint, &json["processor"]);
+        let image_processor = with_settings(folder, checkpoint, &json["processor"]);
         for part in contents {
-            let Some((visual, pieces)) = show(checkpoint, images_by.as_ref(), part) else { continue };
+            let Some((visual, pieces)) = show(checkpoint, image_processor.as_ref(), part) else { continue };
             let name = text(&part[text(&part["type"])]).to_owned();
             shown.push((name, images.len()..images.len() + pieces.len()));
             visuals.push(visual);

@@ -25,7 +25,8 @@ pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]
 }
 
 /// Logits at some positions of a prompt. The logits of each position come from a run of the prompt
-/// up to that position in one step, or up to the end of a picture that must be whole. Up to four such runs share a batch, each in separate blocks.
+/// up to that position in one step, or up to the end of a picture that must be whole. Up to four
+/// such runs share a batch, each in separate blocks.
 pub fn prefixes(
     bench: &Bench<impl Backend>,
     case: &Case,
@@ -39,7 +40,7 @@ pub fn prefixes(
         let (mut chunks, counts): (Vec<_>, Vec<_>) =
             chunks.map(|(sequence, place)| sequence.next_chunk(place + 1).with_logits_from(*place)).unzip();
         let mut all = bench.step(&mut chunks).into_iter();
-        // Of each sequence, only the first logits are wanted.
+        // Keep only the first logits of each sequence.
         logits.extend(counts.into_iter().filter_map(|count| all.by_ref().take(count).reduce(|first, _| first)));
         sequences.into_iter().for_each(|sequence| bench.end(sequence));
     }

@@ -54,8 +54,8 @@ impl Sequence {
         Sequence { layout, tokens, positions, picture_rows, groups, tables, released, state, whole_pictures, cached: 0 }
     }
 
-    /// The same sequence. With `whole_pictures`, chunks that would end within a picture include all of
-    /// the picture.
+    /// The same sequence. With `whole_pictures`, chunks that would end within a picture include all
+    /// of the picture.
     pub fn with_whole_pictures(self, whole_pictures: bool) -> Self {
         Sequence { whole_pictures, ..self }
     }
@@ -80,8 +80,8 @@ impl Sequence {
         self.tokens.push(token);
     }
 
-    /// The next `count` tokens, or more to the end of a picture that must be whole, with the logits of
-    /// the last token.
+    /// The next `count` tokens, or more to the end of a picture that must be whole, with the logits
+    /// of the last token.
     pub fn next_chunk(&mut self, count: usize) -> SequenceChunk<'_> {
         let end = self.cached + count;
         let is_cut = |tokens: &Range<usize>| self.whole_pictures && tokens.start < end && end < tokens.end;
@@ -97,8 +97,8 @@ impl SequenceChunk<'_> {
         SequenceChunk { logit_rows: 0, ..self }
     }
 
-    /// The same chunk with the logits of token `at` and of all tokens after it. Returns their number,
-    /// too.
+    /// The same chunk with the logits of token `at` and of all tokens after it. Also returns the
+    /// number of these logits.
     pub fn with_logits_from(self, at: usize) -> (Self, usize) {
         let logit_rows = self.count - at;
         (SequenceChunk { logit_rows, ..self }, logit_rows)

@@ -4,7 +4,13 @@
 //! transformers.
 
 use bursar_kernels::{Target, ops::gate_mul::GateActivation};
-use bursar_model::{MergeSize, Model, blocks::DecoderConfig, flow::Grid, registry::FamilyConfig};
+use bursar_model::{
+    MergeSize, Model,
+    blocks::DecoderConfig,
+    checkpoint::{Checkpoint, CheckpointSource},
+    flow::Grid,
+    registry::FamilyConfig,
+};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -160,14 +166,14 @@ fn every_setting_of_gemma_changes_the_logits() {
 }
 
 #[test]
-fn the_settings_of_pictures_are_read_and_wrong_ones_are_refused() {
+fn picture_settings_are_read_and_wrong_ones_refused() {
     let family = FamilyConfig::of(&Copy::of(GEMMA3).open()).expect("the family serves it");
     assert_eq!(family.tile(), Some(Grid { t: 1, h: 12, w: 12 }));
     assert_eq!((family.merge().map(MergeSize::side), family.whole_picture_tokens(0)), (Some(2), 36));
     let refused = |edit: fn(Copy) -> Copy| read(&edit(Copy::of(GEMMA3))).expect_err("the settings are refused");
     assert_eq!(
         refused(|copy| copy.set(CONFIG, &["mm_tokens_per_image"], json!(35))),
-        "mm_tokens_per_image is 35, but vision_config gives 168 x 168 pixels in patches of 14"
+        "mm_tokens_per_image is 35; expected the square of a divisor of 12, the patches along a side"
     );
     assert_eq!(
         refused(|copy| copy.set(CONFIG, &["vision_config", "hidden_act"], json!("gelu"))),
@@ -181,10 +187,27 @@ fn the_settings_of_pictures_are_read_and_wrong_ones_are_refused() {
         refused(|copy| copy.set("preprocessor_config.json", &["size"], json!({ "height": 112, "width": 112 }))),
         "the model takes tiles of 168, but the image processor makes tiles of 112"
     );
+    let null = refused(|copy| copy.set(CONFIG, &["mm_tokens_per_image"], Value::Null));
+    assert!(null.starts_with("mm_tokens_per_image is 256; expected"), "null is the default: {null}");
 }
 
 #[test]
-fn a_video_is_refused() {
+fn unsupported_crop_settings_are_refused_by_name() {
+    for (field, value, expected) in [
+        ("pan_and_scan_max_num_crops", json!(1), "`pan_and_scan_max_num_crops` is 1; expected from 2 to 64"),
+        ("pan_and_scan_min_crop_size", json!(0), "`pan_and_scan_min_crop_size` is 0; expected above 0"),
+        ("pan_and_scan_min_ratio_to_activate", json!(-1.0), "`pan_and_scan_min_ratio_to_activate` is -1"),
+        ("max_pixels", json!(1000), "`max_pixels` is 1000; expected null"),
+    ] {
+        let file = "preprocessor_config.json";
+        let copy = Copy::of(GEMMA3).set(file, &["do_pan_and_scan"], json!(true)).set(file, &[field], value);
+        let error = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("the setting is refused");
+        assert!(error.to_string().contains(expected), "{field}: {error}");
+    }
+}
+
+#[test]
+fn gemma3_has_no_video_processor() {
     let family = FamilyConfig::of(&Copy::of(GEMMA3).open()).expect("the family serves it");
     let checkpoint = Copy::of(GEMMA3).open();
     assert!(family.video_processor(&checkpoint).is_none());

@@ -10,7 +10,7 @@ from .reference import ERROR_MAX, greedy, relative, rounded_checks
 from .scenes import draw_scene, write_model_pictures
 from .tile_chats import SMALL, SMALL_SCENE
 
-CROPS = {  # settings that the processor gets in the cases with crops. The released ones ask for crops of 256 pixels
+CROPS = {  # settings of the cases with crops. The minimum size in transformers' code is 256 pixels
     "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 32, "pan_and_scan_max_num_crops": 4,
     "pan_and_scan_min_ratio_to_activate": 1.2}  # fmt: skip
 INFLUENCE_MIN = 1e-2  # of masks and pictures on the logits, relative to the largest |logit|

@@ -13,8 +13,8 @@ class Paged:
 
     queries [rows, heads * head_dim], a view of wider rows. cache [blocks, 2, kv_heads, 16, head_dim], in E4M3 with scales
     [2, kv_heads] if `is_e4m3`. A row sees the last `window` tokens. Entries of blocks before the window are stale: they
-    name a block of NaNs. With `picture` > 0, each sequence's rows begin with a picture of so many rows, and three rows of
-    text follow each picture; the rows of a picture see one another.
+    name a block of NaNs. With `picture` > 0, each sequence's rows begin with a picture of `picture` rows, and three rows
+    of text follow each picture. The rows of a picture attend to one another.
     """
 
     def __init__(self, sequences, heads, kv_heads, head_dim, kind, before=0, behind=0, gap=0, is_e4m3=False,

@@ -3,7 +3,7 @@
 
 use bursar_budgets::Bytes;
 use bursar_model::{
-    Envelope, LimitError, MergeSize, PATCHES_LEAST,
+    DRAFTS_OF_STEP, Envelope, LimitError, MergeSize, PATCHES_LEAST,
     error::CheckpointError,
     processor::{ImageProcessor, PixelBounds, Tiling},
     registry::FamilyConfig,
@@ -158,24 +158,28 @@ impl LoadOptions {
     }
 }
 
-/// Raises `step_tokens` so that a step can contain the largest picture and a token of each sequence,
-/// if the model's pictures attend both ways.
+/// Raises `step_tokens` so that a step fits the largest picture, and one token and the drafts of
+/// each sequence. Only for models in which tokens of a picture attend to later ones.
 ///
 /// # Errors
-/// The user set a number that is too low.
+/// [`LimitError`] if the user set a lower `step_tokens`.
 fn require_whole_pictures(envelope: &mut Envelope, family: &FamilyConfig, is_set: bool) -> Result<(), LimitError> {
     let picture = family.whole_picture_tokens(envelope.picture_patches);
-    let least = envelope.sequences + picture;
-    if picture == 0 || envelope.step_tokens >= least {
+    if picture == 0 {
         return Ok(());
     }
+    let least = envelope.sequences + picture;
     if !is_set {
-        envelope.step_tokens = least;
+        // Drafts get at most half of the other tokens (see `SchedulerCore::drafts_each`).
+        let drafts = (envelope.draft_tokens * envelope.sequences).min(DRAFTS_OF_STEP);
+        envelope.step_tokens = envelope.step_tokens.max(least + 2 * drafts);
+    }
+    if envelope.step_tokens >= least {
         return Ok(());
     }
     let required = format!(
-        "at least {least} (sequences + {picture} tokens of a picture): tokens of a picture attend to later ones, so a \
-         step contains the whole picture"
+        "at least {least} ({} sequences + {picture} tokens of a picture, which one step must contain)",
+        envelope.sequences
     );
     Err(LimitError { limit: "step_tokens".to_owned(), value: envelope.step_tokens, required })
 }

@@ -197,8 +197,8 @@ impl SchedulerCore {
         self
     }
 
-    /// Never ends a step within a picture, because its tokens attend to later tokens of the picture.
-    /// No picture has more than `tokens` tokens. 0 allows a step to end within a picture.
+    /// Never ends a step within a picture, because its tokens attend to later tokens of the
+    /// picture. No picture has more than `tokens` tokens. 0 allows a step to end within a picture.
     #[must_use]
     pub fn with_whole_pictures(mut self, tokens: usize) -> Self {
         let Limits { sequences, step_tokens, .. } = self.limits;

@@ -483,8 +483,8 @@ impl Sequence {
         (spec.produced >= spec.tokens_max).then_some(Finish::Length)
     }
 
-    /// The picture in which the next `count` tokens end, as a range of numbers of tokens from the
-    /// next token on. The picture may begin before the next token.
+    /// The picture that a chunk of the next `count` tokens would cut, as a range of tokens relative
+    /// to the next token. The range starts at 0 if the picture has already begun.
     fn cut_picture(&self, count: usize) -> Option<Range<usize>> {
         let end = self.cached + count;
         let cut = |picture: &&Placeholder| picture.content.tokens.start < end && end < picture.content.tokens.end;
@@ -492,12 +492,12 @@ impl Sequence {
         Some(start.saturating_sub(self.cached)..end - self.cached)
     }
 
-    /// The number of tokens, at most `count`, after which no picture is cut. May be 0.
+    /// The longest chunk of at most `count` tokens that cuts no picture. May be 0.
     pub(super) fn whole_pictures_within(&self, count: usize) -> usize {
         self.cut_picture(count).map_or(count, |picture| picture.start)
     }
 
-    /// The number of tokens, at least `count`, after which no picture is cut.
+    /// The shortest chunk of at least `count` tokens that cuts no picture.
     pub(super) fn whole_pictures_from(&self, count: usize) -> usize {
         self.cut_picture(count).map_or(count, |picture| picture.end)
     }

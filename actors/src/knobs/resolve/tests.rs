@@ -259,7 +259,7 @@ fn a_draft_model_without_a_method_selects_eagle3() {
         let options = options(settings).expect("the options are consistent");
         assert_eq!(options.draft_source, DraftSource::DraftHead);
         assert_eq!(options.limits.draft_tokens, Some(2));
-        // Without the hub, a name that is no folder is the path of a missing folder.
+        // Without the `hub` feature, a name that is not a folder is kept as a path.
         let expected = if cfg!(feature = "hub") { "heads/a@main" } else { "heads/a" };
         assert_eq!(place(&options).as_deref(), Some(expected));
     }

@@ -286,7 +286,7 @@ contract! {
         const ADD_TO_OUT: u32 = 1;
         /// Bit of `flags`: the output is f32.
         const OUT_IS_F32: u32 = 2;
-        /// Bit of `flags`: gates have the tanh approximation of GELU in place of SiLU.
+        /// Bit of `flags`: the activation of gates is the tanh approximation of GELU, not SiLU.
         const IS_GELU: u32 = 4;
 
         by SmallMRows:

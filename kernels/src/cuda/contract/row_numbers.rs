@@ -67,14 +67,14 @@ contract! {
         const THREADS_MAX: usize = 512;
     }
 
-    /// silu_mul.cu, gelu.cu, mean_rows.cu and sigmoid_mul.cu: grid x is the row, grid y covers the
-    /// columns of the row.
+    /// Activations of gated GEMMs. Also silu_mul.cu, gelu.cu, mean_rows.cu and sigmoid_mul.cu: grid
+    /// x is the row, grid y covers the columns of the row.
     mod gate {
         /// Threads per thread block.
         const THREADS: usize = 256;
-        /// Value of `activation` in products with gates: SiLU.
+        /// Value of `activation` of a gated GEMM: SiLU.
         const SILU: u32 = 0;
-        /// Value of `activation` in products with gates: the tanh approximation of GELU.
+        /// Value of `activation` of a gated GEMM: the tanh approximation of GELU.
         const GELU_TANH: u32 = 1;
     }
 

@@ -40,7 +40,7 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
         let (gate_up, activation, out) = (call.gate_up.view(), call.activation, call.out.view());
         elementwise::gate_mul(cuda, calls::GateMul { gate_up, activation, out })
     };
-    // The fused kernels for quantized weights compute SiLU.
+    // The fused kernels for quantized weights support only SiLU.
     if call.activation != GateActivation::Silu && operands.scheme.is_some() {
         return unfused();
     }

@@ -147,14 +147,14 @@ pub(in super::super) struct GemmOperands {
     /// `true` if the output is quantized. Only the kernels for gated GEMMs of many rows support
     /// this.
     pub out_is_quantized: bool,
-    /// The activation of the gates of a gated GEMM. If it is not SiLU, the weight is not quantized.
+    /// The activation of a gated GEMM. It must be SiLU if the weight is quantized.
     pub activation: GateActivation,
     pub workspace: u64,
     pub workspace_bytes: usize,
 }
 
 impl GemmOperands {
-    /// The `activation` argument of the kernels of many rows.
+    /// The `activation` argument of the medium-m and large-m kernels.
     pub(super) fn gate_activation(&self) -> u32 {
         match self.activation {
             GateActivation::Silu => gate::SILU,

@@ -66,7 +66,7 @@ pub(super) unsafe fn launch(
         .with(count(tiles.steps))
         .with(count(tiles.tiles))
         .with(count(tiles.tile_rows));
-    // The gated kernel for 4-bit integers has no flags, because its activation is SiLU.
+    // The gated kernel for 4-bit integers takes no flags, because it supports only SiLU.
     if !(problem.gates && problem.is_int4()) {
         let is = |holds: bool, flag: u32| u32::from(holds) * flag;
         let is_gelu = operands.activation == GateActivation::GeluTanh;

@@ -65,7 +65,8 @@ impl Config {
         decoder.picture_mask = PictureMask::WholePicture;
         let none = Map::new();
         let fields = config_keys::part(config, "vision_config")?.unwrap_or(&none);
-        let stated = |key: &str| config.get(key).map(usize::deserialize).transpose();
+        // `null` is the default, as in transformers.
+        let stated = |key: &str| config.get(key).map_or(Ok(None), Option::<usize>::deserialize);
         let tokens = stated("mm_tokens_per_image")?.unwrap_or(256);
         let vision = VisionConfig::read(fields, tokens, decoder.hidden)?;
         let input = TowerInput {
@@ -76,10 +77,11 @@ impl Config {
             counts_whole_videos: false,
         };
         input.check(checkpoint.image_processor.as_ref(), None)?;
-        // transformers saves the id under either name.
-        let image_token = stated("image_token_index")?.or(stated("image_token_id")?).unwrap_or(262_144);
+        // transformers has saved this id under both names.
+        let key = if config.contains_key("image_token_id") { "image_token_id" } else { "image_token_index" };
+        let image_token = stated(key)?.unwrap_or(262_144);
         if image_token >= decoder.vocabulary {
-            let text = format!("image_token_index is {image_token}, but vocab_size is {}", decoder.vocabulary);
+            let text = format!("{key} is {image_token}, but vocab_size is {}", decoder.vocabulary);
             return Err(ConfigError::Contradiction(text));
         }
         Ok(Config { decoder, vision, image_token: image_token as u32 })
@@ -106,11 +108,14 @@ impl VisionConfig {
         fields.check()?;
         let patches = fields.image_size / fields.patch_size;
         let across = tokens.isqrt();
-        let is_whole = across > 0 && across * across == tokens && patches.is_multiple_of(across);
-        if !is_whole || !fields.image_size.is_multiple_of(fields.patch_size) {
+        if !fields.image_size.is_multiple_of(fields.patch_size) {
+            let Fields { image_size, patch_size, .. } = fields;
+            let text = format!("vision_config.image_size {image_size} is not a multiple of patch_size {patch_size}");
+            return Err(ConfigError::Contradiction(text));
+        }
+        if across == 0 || across * across != tokens || !patches.is_multiple_of(across) {
             return Err(ConfigError::Contradiction(format!(
-                "mm_tokens_per_image is {tokens}, but vision_config gives {} x {} pixels in patches of {}",
-                fields.image_size, fields.image_size, fields.patch_size
+                "mm_tokens_per_image is {tokens}; expected the square of a divisor of {patches}, the patches along a side"
             )));
         }
         Ok(VisionConfig {

@@ -1,5 +1,5 @@
-//! Text of pictures in a prompt: each picture is enclosed in two tokens and two line breaks. Crops of
-//! a picture (pan and scan) follow it, with text that explains them.
+//! Text of pictures in a prompt: each picture is written between two tokens, with two line breaks
+//! on both sides. Crops of a picture (pan and scan) follow it, with text that explains them.
 
 use crate::{flow::MediaGrid, text::PlaceholderTexts};
 
@@ -13,8 +13,8 @@ pub const END: &str = "<end_of_image>";
 pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: START, video: None, before: "", after: "" };
 
 /// Writes each picture in place of its placeholder in `rendered`, as `processing_gemma3.py` of
-/// transformers 5.17 does. Returns `rendered` unchanged if it does not have a placeholder for each
-/// picture. Laying out the prompt then fails.
+/// transformers 5.17 does. Returns `rendered` unchanged if it has more or fewer placeholders than
+/// pictures. Laying out the prompt then fails.
 pub fn write(rendered: String, visuals: &[MediaGrid]) -> String {
     let parts: Vec<_> = rendered.split(START).collect();
     if parts.len() != visuals.len() + 1 {

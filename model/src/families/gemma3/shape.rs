@@ -13,8 +13,8 @@ use crate::{
 
 const TEXT: ShapeText = ShapeText {
     control: &["<bos>", "<eos>", "<pad>", "<unk>", "<start_of_turn>", "<end_of_turn>", START, END, IMAGE],
-    // A system turn is a separate turn; the released template puts its text before the first turn of
-    // the user.
+    // A system turn is a separate turn; the released template puts its text before the first turn
+    // of the user.
     template: "{{ bos_token }}{% for message in messages %}<start_of_turn>\
         {{ 'model' if message['role'] == 'assistant' else message['role'] }}\n\
         {% if message['content'] is string %}{{ message['content'] | trim }}{% else %}\
@@ -35,14 +35,15 @@ struct VisionShape {
     hidden: usize,
     intermediate: usize,
     heads: usize,
-    image: usize,
+    /// Pixels along a side of a picture.
+    image_side: usize,
     /// Tokens of a picture.
     tokens: usize,
 }
 
 /// SigLIP-400M/14 for pictures of 896 x 896 pixels.
 const SIGLIP: VisionShape =
-    VisionShape { layers: 27, hidden: 1152, intermediate: 4304, heads: 16, image: 896, tokens: 256 };
+    VisionShape { layers: 27, hidden: 1152, intermediate: 4304, heads: 16, image_side: 896, tokens: 256 };
 
 const fn released(name: &'static str, sizes: [usize; 5], head_dim: usize, query_scalar: usize) -> Shape {
     let decoder = DecoderShape {
@@ -76,7 +77,7 @@ pub const SHAPES: [Shape; 4] = [
             window: 40,
             query_scalar: 48,
         },
-        vision: VisionShape { layers: 2, hidden: 64, intermediate: 96, heads: 2, image: 224, tokens: 64 },
+        vision: VisionShape { layers: 2, hidden: 64, intermediate: 96, heads: 2, image_side: 224, tokens: 64 },
     },
 ];
 
@@ -109,7 +110,7 @@ impl ReleasedShape for Shape {
                 "hidden_size": vision.hidden,
                 "intermediate_size": vision.intermediate,
                 "num_attention_heads": vision.heads,
-                "image_size": vision.image,
+                "image_size": vision.image_side,
                 "patch_size": 14,
                 "vision_use_head": false,
             },

@@ -47,8 +47,8 @@ struct Names {
 }
 
 impl Names {
-    /// The prefixes that the checkpoint uses: those of the released checkpoints, or one of those that
-    /// transformers has saved since version 4.52.
+    /// Prefixes in this checkpoint: the released names, or one of the two layouts that transformers
+    /// has written since version 4.52.
     fn of(map: &WeightMap<'_>) -> Self {
         let has_tower = |tower: &&str| map.has(&format!("{tower}.embeddings.patch_embedding.weight"));
         let towers = ["model.vision_tower.vision_model", "model.vision_tower", "vision_tower"];
@@ -126,11 +126,11 @@ impl VisionTower {
         let layer = |index| TowerLayer::claim(map, sizes, &part(&format!("encoder.layers.{index}")), &LAYER);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         let norm = LayerNorm::claim(map, &part("post_layernorm"), hidden, epsilon)?;
-        // SigLIP's own head, which pools a whole picture, has no part in the model.
+        // The model does not use SigLIP's pooling head.
         map.leave_unread(&part("head"));
         let pooled_norm = map.tensor(&format!("{}.mm_soft_emb_norm.weight", names.projector), [hidden])?;
         let projection =
-            map.swapped(&format!("{}.mm_input_projection_weight", names.projector), [config.out, hidden])?;
+            map.transposed(&format!("{}.mm_input_projection_weight", names.projector), [config.out, hidden])?;
         Ok(VisionTower { config, embedding, layers, norm, pooled_norm, projection: Weight::plain(projection) })
     }
 }

@@ -12,9 +12,13 @@ use serde_json::{Value, json};
 use super::*;
 use crate::knobs::Knobs;
 
-fn released_shape() -> Checkpoint {
-    let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
+fn shape(name: &str) -> Checkpoint {
+    let random = shape_settings(name).expect("a known shape");
     Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens")
+}
+
+fn released_shape() -> Checkpoint {
+    shape("qwen2.5-vl-7b")
 }
 
 fn lowered(checkpoint: &Checkpoint, options: &LoadOptions, is_host: bool) -> Result<EffectiveLimits, StartError> {
@@ -87,8 +91,7 @@ fn launches_hold_pictures_rounded_up_beyond_the_processors_maximum() {
 
 #[test]
 fn a_picture_limit_of_a_tiling_model_counts_whole_tiles() {
-    let random = shape_settings("internvl3-8b").expect("a known shape");
-    let tiled = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
+    let tiled = shape("internvl3-8b");
     let limit = |settings: Value| {
         let lowered = on_a_gpu(&tiled, settings).expect("the limits are consistent");
         let plan = lowered.pictures.expect("the checkpoint takes pictures").plan(4000, 3000).expect("a plan");
@@ -128,6 +131,26 @@ fn more_sequences_than_step_tokens_raise_an_unset_step() {
     };
     assert_eq!(with(None).expect("the limits are consistent").envelope.step_tokens, 500);
     assert!(with(Some(100)).is_err(), "an explicit value is kept, and refused if it contradicts another setting");
+}
+
+#[test]
+fn a_step_has_space_for_a_whole_picture_and_drafts() {
+    let gemma = shape("gemma-3-4b");
+    let with = |draft_tokens, step_tokens| {
+        let limits = Limits { draft_tokens: Some(draft_tokens), step_tokens, ..Limits::default() };
+        let envelope = Some(Envelope { picture_patches: 4096, launch_patches: 4096, ..Envelope::small() });
+        lowered(&gemma, &LoadOptions { envelope, limits, ..LoadOptions::small() }, true)
+    };
+    let of = |draft_tokens, step_tokens| {
+        with(draft_tokens, step_tokens).expect("the limits are consistent").envelope.step_tokens
+    };
+    assert_eq!(of(0, None), 4 + 256, "a token of each sequence and a picture");
+    assert_eq!(of(3, None), 4 + 256 + 2 * 12);
+    assert_eq!(of(3, Some(260)), 260, "an explicit value is kept");
+    let error = with(0, Some(259)).map(drop).expect_err("the picture does not fit").to_string();
+    assert!(error.contains("`step_tokens` is 259; expected at least 260 (4 sequences + 256 tokens"), "{error}");
+    let default = on_a_gpu(&gemma, json!({})).expect("the limits are consistent").envelope;
+    assert_eq!(default.step_tokens, Envelope::gpu().step_tokens);
 }
 
 #[test]

@@ -122,9 +122,10 @@ impl Search<'_> {
             context_tokens, sequences, step_tokens, picture_patches, largest_pictures, launch_patches, ..
         } = self.inputs.envelope;
         let limit = |knob, now: usize, least: usize| Limit { knob, now: now as u64, step: 1, least: least as u64 };
+        let whole_picture = self.question.own().family.whole_picture_tokens(picture_patches);
         let mut limits = vec![
-            // A step has at least one token per sequence.
-            limit("step_tokens", step_tokens, sequences),
+            // A step has at least one token per sequence, and a picture that must be whole.
+            limit("step_tokens", step_tokens, sequences + whole_picture),
             limit("sequences", sequences, 1),
             limit("context_tokens", context_tokens, CONTEXT_TOKENS_LEAST),
         ];

@@ -26,6 +26,8 @@ impl SchedulerCore {
                 shares = self.shares();
                 continue;
             }
+            // Cached tokens end within a picture, and the rest of the picture does not fit the
+            // share. This happens once per sequence, because a sequence is looked up only once.
             if shares.iter().any(|share| share.tokens == 0) {
                 shares = self.shares();
                 continue;
@@ -71,8 +73,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Skips the first tokens of a sequence that are already cached. The share then has no tokens if
-    /// a picture that must be whole does not fit.
+    /// Skips the first tokens of a sequence that are already cached. The share is left with 0
+    /// tokens if the next picture must be whole and does not fit.
     fn take_found(&mut self, share: &mut SequenceTokens, table: &Table, effects: &mut Vec<Effect>) {
         assert_eq!(table.sequence, share.sequence, "the block tables have the order of the shares");
         let sequence = self.running.get_mut(&share.sequence).expect("the sequence has a share of the step");

@@ -59,10 +59,9 @@ impl SchedulerCore {
 
     /// Maximum number of drafts for each decoding sequence. Each decoding sequence needs one token
     /// of the step, a picture that must be whole needs its tokens, and drafts may take half of the
-    /// rest, at most [`DRAFTS_OF_STEP`]. Measured
-    /// goodput may lower the number. With recurrent states, one token is set aside for every
-    /// sequence that may run, not only for decoding sequences, so that the next step can run
-    /// accepted drafts again.
+    /// rest, at most [`DRAFTS_OF_STEP`]. Measured goodput may lower the number. With recurrent
+    /// states, one token is set aside for every sequence that may run, not only for decoding
+    /// sequences, so that the next step can run accepted drafts again.
     pub(super) fn drafts_each(&self) -> usize {
         if self.limits.draft_tokens == 0 {
             return 0;
@@ -171,16 +170,17 @@ impl SchedulerCore {
     }
 
     /// Divides `budget` tokens among prompts that do not all fit. The oldest prompt gets half, so
-    /// that it cannot starve. If half ends within its first picture and pictures must be whole, the
-    /// prompt gets the picture, even if the picture has more than `budget` tokens. The rest goes to
-    /// the prompts with the fewest tokens left, because the requests with these prompts then stop
-    /// waiting soonest.
-    fn split(&self, prompts: &[&Sequence], budget: usize) -> Vec<usize> {
+    /// that it cannot starve. If its next tokens are a picture that must be whole and that half
+    /// would cut, it gets the picture, even above `budget`. The rest goes to the prompts with the
+    /// fewest tokens left, because the requests with these prompts then stop waiting soonest. A
+    /// picture that does not fit the rest waits, at the latest until its prompt is the oldest. The
+    /// oldest prompt also gets the tokens that no other prompt uses.
+    pub(super) fn split(&self, prompts: &[&Sequence], budget: usize) -> Vec<usize> {
         let mut tokens = vec![0; prompts.len()];
         let Some(oldest) = prompts.first() else { return tokens };
         let half = oldest.pending().min(budget.div_ceil(2));
         tokens[0] = match self.chunk_within(oldest, half) {
-            0 => oldest.whole_pictures_from(half),
+            0 if half > 0 => oldest.whole_pictures_from(half),
             chunk => chunk,
         };
         let mut left = budget.saturating_sub(tokens[0]);

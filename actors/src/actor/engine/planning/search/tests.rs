@@ -216,6 +216,14 @@ fn a_7b_model_on_a_small_card_gets_working_suggestions() {
 }
 
 #[test]
+fn a_suggested_step_has_space_for_a_whole_picture() {
+    let gpu = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
+    let (subject, options) = (Subject::shape_on("gemma-3-4b", gpu), LoadOptions::default());
+    let helpful = checked(&subject.question(&options, card_of(Bytes::mib(10_240))));
+    assert!(helpful.contains(&"step_tokens"), "{helpful:?}");
+}
+
+#[test]
 fn fewer_suggested_sequences_also_lower_the_automatically_raised_step() {
     let subject = Subject::demo();
     let most = |step_tokens| {

@@ -1,5 +1,5 @@
-//! Tests of how long a sequence holds its pictures, and of preemption before and after a step reads
-//! them.
+//! Tests of how long a sequence holds its pictures, of preemption before and after a step reads
+//! them, and of chunks that must not cut a picture.
 
 use super::*;
 
@@ -157,7 +157,7 @@ fn whole(limits: Limits) -> SchedulerCore {
 }
 
 #[test]
-fn a_step_ends_before_a_picture_that_must_be_whole_and_does_not_fit() {
+fn a_step_ends_before_a_whole_picture_that_does_not_fit() {
     let mut bed = Bed::of(whole(limits(2, 30, 8)), 1);
     bed.admit(shown(1, 60, 3, 20..44));
     let mut chunks = Vec::new();
@@ -169,7 +169,7 @@ fn a_step_ends_before_a_picture_that_must_be_whole_and_does_not_fit() {
 }
 
 #[test]
-fn a_picture_that_must_be_whole_leaves_the_rest_of_a_step_to_another_prompt() {
+fn another_prompt_fills_a_step_that_a_picture_does_not_fit() {
     let mut bed = Bed::of(whole(limits(3, 30, 16)), 1);
     bed.admit(sequence(1, 10, 3)).admit(shown(2, 40, 3, 10..34)).admit(sequence(3, 20, 1)).stepped(5);
     assert_eq!(bed.parts(), [1, 10, 19], "the picture does not fit after the text before it");
@@ -188,6 +188,15 @@ fn a_short_interval_runs_a_whole_picture_all_the_same() {
         bed.stepped(5);
     }
     assert_eq!(chunks[..2], [4, 24], "the text before the picture, and then the picture: {chunks:?}");
+}
+
+#[test]
+fn a_full_step_leaves_a_cut_picture_alone() {
+    let mut bed = Bed::of(SchedulerCore::new(limits(2, 4, 16)).without_look_ahead(), 1);
+    bed.admit(shown(1, 40, 3, 1..33)).stepped(5);
+    let prompts: Vec<_> = bed.scheduler.running.values().collect();
+    assert_eq!(bed.scheduler.split(&prompts, 0), [0], "the step has no tokens left for prompts");
+    assert_eq!(bed.scheduler.split(&prompts, 3), [3]);
 }
 
 #[test]
