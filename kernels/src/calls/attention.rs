@@ -168,9 +168,9 @@ pub struct AttentionPaged<'a> {
     pub heads: usize,
     /// Factor on the dot products of queries and keys.
     pub scale: f32,
-    /// Maximum number of tokens up to and including a row's own that the row attends to, at least
-    /// 1. `None` means all. A sequence's blocks before the first block that one of its rows attends
-    /// to are not read, and neither are the entries of these blocks in the block table.
+    /// Maximum number of tokens, at least 1, that a row attends to up to and including its own.
+    /// `None` means all. A sequence's blocks before the first block that one of its rows attends to
+    /// are not read, and neither are the entries of these blocks in the block table.
     pub window: Option<usize>,
     /// See [`AttentionMask::key_ends`].
     pub key_ends: Option<Tensor<'a>>,
