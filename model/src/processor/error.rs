@@ -91,8 +91,8 @@ impl Hint for VideoError {
     fn hint(&self) -> String {
         match self {
             VideoError::NoProcessor => {
-                "if the model's release has such settings, add them to the checkpoint and load it again; otherwise \
-                 show single frames as pictures"
+                "if the model's release has a video_preprocessor_config.json, add it to the checkpoint and load it \
+                 again; otherwise show single frames as pictures"
                     .into()
             }
             VideoError::NoFrames => "give the video at least one frame".into(),
