@@ -154,7 +154,8 @@ fn pictures_and_videos_of_qwen3_vl_are_answered_as_recorded() {
 #[test]
 fn chats_with_gemma_are_answered_as_recorded() {
     recorded_chats_are_answered("gemma3_text", &["short", "long"]);
-    recorded_chats_are_answered_by(2, "gemma3", &["short", "long"]);
+    recorded_chats_are_answered("gemma3", &["several_images"]);
+    recorded_chats_are_answered_by(2, "gemma3", &["short", "long", "several_images"]);
 }
 
 /// Chats with lengths around the chunk size of gated delta nets (64 tokens), and chats with

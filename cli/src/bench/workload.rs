@@ -100,7 +100,7 @@ pub const QUICK: Workload = Workload {
     step_tokens: 256,
 };
 
-/// One token for 2 x 2 patches, as in most families.
+/// Most families merge 2 x 2 patches into one token.
 const MERGE_2X2: MergeSize = MergeSize::new(2);
 
 /// Upper bound of the tokens around a picture: the turn's markers and the question, at one token
