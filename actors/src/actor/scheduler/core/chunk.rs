@@ -171,8 +171,8 @@ impl SchedulerCore {
 
     /// Divides `budget` tokens among prompts that do not all fit. The oldest prompt gets half, so
     /// that every step advances it. If its next tokens are a picture that must be whole and that
-    /// half would cut, it gets the picture, even above `budget`. The rest goes to the prompts with the
-    /// fewest tokens left, because the requests with these prompts then stop waiting soonest. A
+    /// half would cut, it gets the picture, even above `budget`. The rest goes to the prompts with
+    /// the fewest tokens left, because the requests with these prompts then stop waiting soonest. A
     /// picture that does not fit the rest waits, at the latest until its prompt is the oldest. The
     /// oldest prompt also gets the tokens that no other prompt uses.
     pub(super) fn split(&self, prompts: &[&Sequence], budget: usize) -> Vec<usize> {
