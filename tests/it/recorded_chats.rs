@@ -154,7 +154,7 @@ fn pictures_and_videos_of_qwen3_vl_are_answered_as_recorded() {
 #[test]
 fn chats_with_gemma_are_answered_as_recorded() {
     recorded_chats_are_answered("gemma3_text", &["short", "long"]);
-    recorded_chats_are_answered("gemma3", &["several_images"]);
+    recorded_chats_are_answered("gemma3", &["one_image", "several_images", "two_turns"]);
     recorded_chats_are_answered_by(2, "gemma3", &["short", "long", "several_images"]);
 }
 

@@ -14,10 +14,10 @@ const UNFINISHED_MAX: usize = 3;
 
 /// Turns one reply's tokens into text as they arrive.
 ///
-/// The concatenated pieces equal [`Tokenizer::decode`] of all tokens. A tokenizer with byte
-/// *fallback* decodes a run of bytes as a whole; with such a tokenizer, the pieces equal the
-/// decoded text only as long as the model writes valid UTF-8. A trailing U+FFFD is withheld until
-/// it can no longer be the beginning of a character.
+/// The concatenated pieces equal [`Tokenizer::decode`] of all tokens, except for runs of byte
+/// tokens (`<0xE4>`) that are not valid UTF-8. `decode` turns each byte of such a run into U+FFFD,
+/// and the detokenizer, which cannot take back what it has returned, keeps the valid characters of
+/// the run. A trailing U+FFFD is withheld until it can no longer be the beginning of a character.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
@@ -26,12 +26,15 @@ pub struct Detokenizer {
     kept: Vec<u32>,
     window: Vec<u32>,
     emitted_bytes: usize,
+    /// Bytes of a character that the next byte tokens may complete. At most three.
+    unfinished: Vec<u8>,
 }
 
 impl Detokenizer {
     /// A detokenizer for a new reply. With `skip_special_tokens`, control tokens yield no text.
     pub fn new(tokenizer: Tokenizer, skip_special_tokens: bool) -> Self {
-        Detokenizer { tokenizer, skip_special_tokens, kept: Vec::new(), window: Vec::new(), emitted_bytes: 0 }
+        let (kept, window, unfinished) = (Vec::new(), Vec::new(), Vec::new());
+        Detokenizer { tokenizer, skip_special_tokens, kept, window, emitted_bytes: 0, unfinished }
     }
 
     /// Makes special tokens yield their text if they are tags that a
@@ -52,10 +55,19 @@ impl Detokenizer {
         if self.skip_special_tokens && self.tokenizer.is_special(token) && !self.kept.contains(&token) {
             return Ok(String::new());
         }
-        self.window.push(token);
+        let byte = self.tokenizer.byte_token(token);
+        // In the window, an ASCII byte stands for each byte token. It decodes to one character
+        // wherever it is, so the text of its neighbors does not depend on the byte.
+        self.window.push(byte.map_or(token, |byte| byte.ascii));
         let text = self.tokenizer.decode(&self.window, false)?;
-        let safe = safe_bytes(&text);
-        let piece = self.take(&text, safe);
+        let piece = match byte {
+            Some(byte) => {
+                let before = self.take(&text, text.len() - 1);
+                self.emitted_bytes = text.len();
+                before + &self.push_byte(byte.value)
+            }
+            None => self.replace_unfinished() + &self.take(&text, safe_bytes(&text)),
+        };
         if self.window.len() >= WINDOW_TOKENS {
             self.shorten(text.len() - self.emitted_bytes.min(text.len()))?;
         }
@@ -69,10 +81,38 @@ impl Detokenizer {
     /// [`TextError::Decode`].
     pub fn flush(&mut self) -> Result<String, TextError> {
         let text = self.tokenizer.decode(&self.window, false)?;
-        let piece = self.take(&text, text.len());
+        let piece = self.take(&text, text.len()) + &self.replace_unfinished();
         self.window.clear();
         self.emitted_bytes = 0;
         Ok(piece)
+    }
+
+    /// Adds a byte to a run of byte tokens. Returns the characters that it completes, and U+FFFD
+    /// for each byte that belongs to no character.
+    fn push_byte(&mut self, byte: u8) -> String {
+        self.unfinished.push(byte);
+        let mut text = String::new();
+        loop {
+            match str::from_utf8(&self.unfinished) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    self.unfinished.clear();
+                    return text;
+                }
+                Err(error) if error.error_len().is_none() => return text,
+                // The bytes before the last one were the beginning of a character, which did not
+                // continue, or the only byte begins no character.
+                Err(_) => {
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    self.unfinished.remove(0);
+                }
+            }
+        }
+    }
+
+    /// U+FFFD for each byte of a character that was not completed.
+    fn replace_unfinished(&mut self) -> String {
+        self.unfinished.drain(..).map(|_| char::REPLACEMENT_CHARACTER).collect()
     }
 
     fn take(&mut self, text: &str, until: usize) -> String {

@@ -57,7 +57,7 @@ impl Spelling {
             // A token with a character that represents no byte is an added token,
             // whose text is plain.
             Spelling::ByteLevel => token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.into()),
-            Spelling::Plain { replaced, bytes } => match single_byte(token).filter(|_| *bytes) {
+            Spelling::Plain { replaced, .. } => match self.byte_of_token(token) {
                 Some(byte) => vec![byte],
                 None => {
                     let replace = |text: String, (from, to): &(String, String)| text.replace(from, to);
@@ -65,6 +65,11 @@ impl Spelling {
                 }
             },
         }
+    }
+
+    /// The byte that `token` represents, if it is a token for a single byte, such as `<0xE4>`.
+    pub fn byte_of_token(&self, token: &str) -> Option<u8> {
+        single_byte(token).filter(|_| matches!(self, Spelling::Plain { bytes: true, .. }))
     }
 }
 

@@ -46,6 +46,14 @@ pub struct AddedToken {
     pub special: bool,
 }
 
+/// A token for a single byte of text.
+#[derive(Clone, Copy)]
+pub(super) struct ByteToken {
+    pub value: u8,
+    /// The token for the byte of an ASCII letter.
+    pub ascii: u32,
+}
+
 impl Tokenizer {
     /// Parses a `tokenizer.json`.
     ///
@@ -208,6 +216,15 @@ impl Tokenizer {
             Ok(at) => Some(added[at].content.as_bytes().to_vec()),
             Err(_) => Some(spelling.bytes(&self.token_of(id)?)),
         }
+    }
+
+    /// The byte that a token represents, if the decoder joins the bytes of consecutive tokens to
+    /// characters and this is such a token (`<0xE4>`). `None` for the tokens of a byte-level
+    /// vocabulary, which are decoded as they are.
+    pub(super) fn byte_token(&self, id: u32) -> Option<ByteToken> {
+        let spelling = self.shared.spelling.get_or_init(|| self.spelling().ok()).as_ref()?;
+        let value = spelling.byte_of_token(&self.token_of(id)?)?;
+        Some(ByteToken { value, ascii: self.id_of("<0x41>")? })
     }
 
     /// The added tokens, sorted by id: control tokens and a few text tokens.

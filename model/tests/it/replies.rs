@@ -20,6 +20,24 @@ static WORDS: LazyLock<Tokenizer> = LazyLock::new(|| {
     Tokenizer::from_bytes(json.as_bytes()).expect("the tokenizer parses")
 });
 
+/// A tokenizer with a token for each byte, whose id is the byte, and two words. Decoding strips the
+/// space at the beginning, as with Llama 2.
+static BYTES: LazyLock<Tokenizer> = LazyLock::new(|| {
+    let mut vocabulary: serde_json::Map<_, _> =
+        (0u32..256).map(|byte| (format!("<0x{byte:02X}>"), byte.into())).collect();
+    vocabulary.insert("▁red".to_owned(), 256.into());
+    vocabulary.insert("\u{fffd}".to_owned(), 257.into());
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    });
+    Tokenizer::from_bytes(json.to_string().as_bytes()).expect("the tokenizer parses")
+});
+
 fn in_pieces(tokenizer: &Tokenizer, ids: &[u32], skip: bool) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip);
     let mut pieces: Vec<_> = ids.iter().map(|&id| detokenizer.feed(id).expect("the tokens decode")).collect();
@@ -66,6 +84,31 @@ proptest! {
     #[test]
     fn pieces_of_word_tokens_join_to_the_whole_text(ids in prop::collection::vec(0u32..4, 0..100), skip in any::<bool>()) {
         prop_assert_eq!(in_pieces(&WORDS, &ids, skip).concat(), WORDS.decode(&ids, skip).expect("the tokens decode"));
+    }
+
+    #[test]
+    fn runs_of_byte_tokens_keep_their_valid_characters(
+        ids in prop::collection::vec(prop_oneof![
+            prop::sample::select(vec![0x41, 0xC3, 0xA9, 0xE4, 0xBD, 0xA0, 0xF0, 0x9F, 0xFF, 256, 257]), 0u32..256,
+        ], 0..100)
+    ) {
+        let mut expected = String::new();
+        for run in ids.chunk_by(|one, next| *one < 256 && *next < 256) {
+            match run {
+                [256] if expected.is_empty() => expected.push_str("red"),
+                [256] => expected.push_str(" red"),
+                [257] => expected.push('\u{fffd}'),
+                bytes => {
+                    let bytes: Vec<u8> = bytes.iter().map(|byte| u8::try_from(*byte).expect("a byte")).collect();
+                    for chunk in bytes.utf8_chunks() {
+                        expected += chunk.valid();
+                        expected.extend(chunk.invalid().iter().map(|_| '\u{fffd}'));
+                    }
+                }
+            }
+        }
+        let expected = expected.strip_prefix(' ').filter(|_| ids[0] == 32).unwrap_or(&expected);
+        prop_assert_eq!(in_pieces(&BYTES, &ids, true).concat(), expected);
     }
 
     #[test]
@@ -135,4 +178,10 @@ fn empty_long_or_too_many_stop_strings_are_refused() {
         let error = StopRules::new([], strings).expect_err("the stop strings are refused");
         assert!(matches!(error, TextError::StopStrings { .. }), "{error}");
     }
+}
+
+#[test]
+fn a_character_of_byte_tokens_appears_before_the_run_ends() {
+    let pieces = in_pieces(&BYTES, &[256, 0xC3, 0xA9, 0xE4, 0xBD, 256, 0xE4], true);
+    assert_eq!(pieces, ["red", "", "é", "", "", "\u{fffd}\u{fffd} red", "", "\u{fffd}"]);
 }

@@ -151,7 +151,7 @@ fn an_unknown_architecture_is_refused_with_the_supported_list() {
          Qwen3VLMoeForConditionalGeneration, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration, \
          Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, \
          LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, InternVLChatModel, \
-         Gemma3ForCausalLM, Gemma3ForConditionalGeneration"
+         Gemma3ForConditionalGeneration, Gemma3ForCausalLM"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("falcon")).error();
