@@ -2,7 +2,7 @@
 // of a residual to which the kernel first adds the outputs of each row's experts (MoE).
 //
 // rms_norm:             out = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset), row by row
-// rms_norm_add:         sum += rms_norm(x), rounded once
+// rms_norm_add:         sum = (sum + rms_norm(x)) * factor, rounded once
 // add_experts_rms_norm: adds to residual as add_experts of experts.cu does, if all experts are on
 //                       this rank; out = rms_norm(residual)
 //
@@ -10,6 +10,7 @@
 // residual [rows, hidden]         rows residual_pitch elements apart, changed in place
 // sum      [rows, hidden]         rows sum_pitch elements apart, changed in place
 // weight   [hidden]               activations' type
+// factor   [1] f32                or null: 1
 // out      [rows, hidden]         contiguous; may be x itself if x is contiguous
 // products [rows * top, hidden]   contiguous, in the order of places; already multiplied by their
 //                                 choices' weights
@@ -86,7 +87,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
 // thread has the same columns in all of its rows, so the weights are read once. The vectors of both
 // rows are loaded before the squares are summed.
 template <uint32_t WIDTH, typename Element>
-__device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, uint32_t sum_pitch) {
+__device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, const float* factor, uint32_t sum_pitch) {
     __shared__ float partial[2][WARPS_MAX];
     using Kept = Words<WIDTH, Element>;
     const uint32_t vectors = call.hidden / WIDTH, rest = threadIdx.x + HELD * blockDim.x;
@@ -95,6 +96,7 @@ __device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, uint32_
     // No kernel writes weights, so they are read before `wait_for_previous_kernel`.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
     wait_for_previous_kernel();
+    const float times = factor != nullptr ? *factor : 1.0f;
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
         const Element* x = call.x + row * call.x_pitch;
@@ -110,7 +112,7 @@ __device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, uint32_
         for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
             add_squares<WIDTH, Element>(load_words<WIDTH>(x + vector * WIDTH), squares);
         }
-        const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
+        const float scale = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
         const auto add = [&](const Kept& kept, const Kept& weight, const Kept& held, Element* to) {
             float values[WIDTH], by[WIDTH], sums[WIDTH];
             widen<WIDTH, Element>(kept, values);
@@ -118,7 +120,7 @@ __device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, uint32_
             widen<WIDTH, Element>(held, sums);
 #pragma unroll
             for (uint32_t i = 0; i < WIDTH; ++i) {
-                sums[i] += values[i] * factor * (by[i] + call.weight_offset);
+                sums[i] = (sums[i] + values[i] * scale * (by[i] + call.weight_offset)) * times;
             }
             store<WIDTH>(to, sums);
         };
@@ -133,15 +135,15 @@ __device__ __forceinline__ void norm_add_rows(const Rows<Element>& call, uint32_
 }
 
 template <typename Element>
-__device__ __forceinline__ void norm_add(const Rows<Element>& call, uint32_t sum_pitch) {
+__device__ __forceinline__ void norm_add(const Rows<Element>& call, const float* factor, uint32_t sum_pitch) {
     let_next_kernel_start();
     const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
         | reinterpret_cast<uint64_t>(call.weight);
     const uint64_t steps = call.x_pitch | call.hidden | sum_pitch;
     if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
-        norm_add_rows<VECTOR<Element>>(call, sum_pitch);
+        norm_add_rows<VECTOR<Element>>(call, factor, sum_pitch);
     } else {
-        norm_add_rows<1>(call, sum_pitch);
+        norm_add_rows<1>(call, factor, sum_pitch);
     }
 }
 
@@ -218,9 +220,10 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                   \
         rms_norm_add_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows,              \
-                            uint32_t hidden, float epsilon, float weight_offset, Element* sum,                     \
-                            uint32_t sum_pitch) {                                                                  \
-        norm_add(Rows<Element>{x, x_pitch, weight, nullptr, rows, hidden, epsilon, sum, weight_offset}, sum_pitch); \
+                            uint32_t hidden, float epsilon, float weight_offset, const float* factor,              \
+                            Element* sum, uint32_t sum_pitch) {                                                    \
+        norm_add(Rows<Element>{x, x_pitch, weight, nullptr, rows, hidden, epsilon, sum, weight_offset}, factor,    \
+                 sum_pitch);                                                                                       \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         add_experts_rms_norm_##name(const Element* products, const uint32_t* places, uint32_t top,                 \

@@ -4,16 +4,22 @@
 //
 // rotary
 //   rotates the first `heads` heads of each row of x in place; later columns are not changed
+// rotary_normed
+//   as rotary, after each head has been divided by its root mean square and multiplied by the
+//   norm's weights, to which `weight_offset` is added
 // rotary_kv_write
 //   rotates the queries in place, and writes the rotated keys and the values into the cache; keys
 //   and values in the row are not changed
 // rotary_kv_write_normed
 //   as rotary_kv_write, after each query and key head has been divided by its root mean square and
-//   multiplied by the norm's weights (Qwen3, arXiv 2505.09388), to which `weight_offset` is added
+//   multiplied by the norm's weights (Qwen3, arXiv 2505.09388), to which `weight_offset` is added.
+//   `values` selects which values are written: the values of the row, the values of the row with
+//   each head divided by its root mean square, or the keys before their norm and rotation with each
+//   head divided by its root mean square (Gemma 4)
 //
 // x           [tokens, >= heads * head_dim], rows pitch elements apart
 // qkv         [tokens, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; rows pitch
-//             elements apart
+//             elements apart. There are no values if `values` is VALUES_OF_KEYS
 // positions   [axes, tokens] u32, rows positions_pitch elements apart
 // frequencies [pairs] f32, radians per position
 // sections    number of consecutive pairs that follow each axis; `pairs` in total, and no more axes
@@ -28,13 +34,13 @@
 //             of their head, rounded once, and limited to 448 in magnitude
 //
 // Elements i and i + pairs of a head are rotated as a pair by position * frequency[i] (the halves
-// convention). `pairs` is at most head_dim / 2; in `rotary`, it is always head_dim / 2. Elements
-// from 2 * pairs on are not rotated. The angle is an f32 product, as on the host. Whole turns are
-// subtracted in f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond,
+// convention). `pairs` is at most head_dim / 2, and always head_dim / 2 in `rotary` and
+// `rotary_normed`. Elements from 2 * pairs on are not rotated. The angle is an f32 product, as on
+// the host. Whole turns are subtracted in f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond,
 // without the slow path of sincosf. Values are rounded once, when they are stored. Positions,
 // frequencies, slots and norms are read before the previous kernel has ended (programmatic
 // dependent launch); that kernel must not write them. If a slot is in no block of the cache, its
-// keys and values are not written. head_dim is even and at most 256. Accesses are 16 bytes wide
+// keys and values are not written. head_dim is even and at most 512. Accesses are 16 bytes wide
 // when addresses, pitch, pairs and head_dim / 2 are multiples of 16 bytes.
 
 #include <type_traits>
@@ -45,7 +51,7 @@
 #include "kernel_order.cuh"
 #include "reduce.cuh"
 
-constexpr uint32_t PAIRS_MAX = 128;
+constexpr uint32_t PAIRS_MAX = 256;
 using contract::common::BLOCK_TOKENS;
 
 // The number of pairs of each axis, passed by value.
@@ -60,6 +66,7 @@ struct Norms {
     const Element* query;  // [head_dim]
     const Element* key;    // [head_dim]
     float epsilon, weight_offset;
+    uint32_t values;
 };
 
 template <typename Cached>
@@ -146,8 +153,13 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
     const uint32_t steps = half / WIDTH, head_dim = 2 * half;
     const uint32_t items = (heads + 2 * kv_heads) * steps;
     Words<WIDTH, Element> left_words, right_words;
+    // The head of the row with the elements of a head. The heads of values follow those of keys.
+    const auto source = [&](uint32_t head) {
+        const bool is_key = NORMED && norms.values == contract::rotary::VALUES_OF_KEYS && head >= heads + kv_heads;
+        return is_key ? head - kv_heads : head;
+    };
     const auto take = [&](uint32_t item) {
-        const Element* from = row + item / steps * head_dim;
+        const Element* from = row + source(item / steps) * head_dim;
         const PairPlaces places(item % steps * WIDTH, pairs, half);
         left_words = load_words<WIDTH>(from + places.left);
         right_words = load_words<WIDTH>(from + places.right);
@@ -171,7 +183,8 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
     if constexpr (NORMED) {
         // This must happen before any thread changes the row.
         if (!by_lanes) {
-            find_scales(row, heads + kv_heads, head_dim, norms.epsilon, scales);
+            const uint32_t value_heads = norms.values == contract::rotary::VALUES_NORMALIZED ? kv_heads : 0;
+            find_scales(row, heads + kv_heads + value_heads, head_dim, norms.epsilon, scales);
         }
     }
     __syncthreads();
@@ -185,13 +198,15 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
             break;
         }
         constexpr bool IS_E4M3 = std::is_same_v<Cached, E4m3>;
+        const bool is_value = head >= heads + kv_heads;
+        const bool is_normed = NORMED && (!is_value || norms.values != contract::rotary::VALUES_UNCHANGED);
         float left[WIDTH], right[WIDTH];
-        if (IS_E4M3 || head < heads + kv_heads) {
+        if (IS_E4M3 || !is_value || is_normed) {
             widen<WIDTH, Element>(left_words, left);
             widen<WIDTH, Element>(right_words, right);
         }
-        if (head < heads + kv_heads) {
-            if constexpr (NORMED) {
+        if (!is_value || is_normed) {
+            if (is_normed) {
                 float scale = 0.0f;
                 if (by_lanes) {
                     float squares = 0.0f;
@@ -206,16 +221,16 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
                     }
                     scale = rsqrtf(squares / head_dim + norms.epsilon);
                 } else {
-                    scale = scales[head];
+                    scale = scales[source(head)];
                 }
                 const float* weight = weights[head >= heads];
 #pragma unroll
                 for (uint32_t i = 0; i < WIDTH; ++i) {
-                    left[i] *= scale * weight[places.left + i];
-                    right[i] *= scale * weight[places.right + i];
+                    left[i] *= is_value ? scale : scale * weight[places.left + i];
+                    right[i] *= is_value ? scale : scale * weight[places.right + i];
                 }
             }
-            if (places.is_turned) {
+            if (places.is_turned && !is_value) {
 #pragma unroll
                 for (uint32_t i = 0; i < WIDTH; ++i) {
                     const float cosine = cosines[pair + i], sine = sines[pair + i], before = left[i];
@@ -274,8 +289,16 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
     extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
         rotary_##name(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim, const uint32_t* positions,        \
                       uint32_t positions_pitch, const float* frequencies, Sections sections) {                         \
-        rotary<false>(x, pitch, heads, head_dim, head_dim / 2, positions, positions_pitch, frequencies, sections, nullptr,           \
-                      Cache<Element>{}, Norms<Element>{});                                                             \
+        rotary<false>(x, pitch, heads, head_dim, head_dim / 2, positions, positions_pitch, frequencies, sections,      \
+                      nullptr, Cache<Element>{}, Norms<Element>{});                                                    \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
+        rotary_normed_##name(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim, const uint32_t* positions, \
+                             uint32_t positions_pitch, const float* frequencies, Sections sections,                    \
+                             const Element* norm, float epsilon, float weight_offset) {                                \
+        rotary<true>(x, pitch, heads, head_dim, head_dim / 2, positions, positions_pitch, frequencies, sections,       \
+                     nullptr, Cache<Element>{},                                                                        \
+                     Norms<Element>{norm, norm, epsilon, weight_offset, contract::rotary::VALUES_UNCHANGED});          \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
@@ -293,10 +316,11 @@ FOR_EACH_ACTIVATION(KERNEL)
                                       uint32_t head_dim, uint32_t pairs, const uint32_t* positions, uint32_t positions_pitch,          \
                                       const float* frequencies, Sections sections, const uint32_t* slots,              \
                                       Cached* cache, const float* scales, uint32_t blocks, const Element* query_norm,  \
-                                      const Element* key_norm, float epsilon, float weight_offset) {                   \
+                                      const Element* key_norm, float epsilon, float weight_offset,                     \
+                                      uint32_t values) {                                                               \
         rotary<true>(qkv, pitch, heads, head_dim, pairs, positions, positions_pitch, frequencies, sections, slots,            \
                      Cache<Cached>{cache, scales, blocks, kv_heads},                                                   \
-                     Norms<Element>{query_norm, key_norm, epsilon, weight_offset});                                    \
+                     Norms<Element>{query_norm, key_norm, epsilon, weight_offset, values});                            \
     }
 #define WRITE_PLAIN(name, Element) WRITE_KERNELS(name, Element, Element)
 FOR_EACH_ACTIVATION(WRITE_PLAIN)
@@ -306,6 +330,6 @@ FOR_EACH_ACTIVATION(WRITE_E4M3)
 #endif
 
 // Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64,
-// THREADS_MAX)), where items is div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 *
-// kv_heads) * head_dim, 16) for the other kernels. tokens > 0. The host checks that the sections
+// THREADS_MAX)), where items is div_ceil(heads * head_dim, 16) for rotary and rotary_normed, and
+// div_ceil((heads + 2 * kv_heads) * head_dim, 16) for the other kernels. tokens > 0. The host checks that the sections
 // add up to `pairs` and name no axis that positions lacks.

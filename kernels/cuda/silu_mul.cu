@@ -3,8 +3,9 @@
 // silu_mul: out = gate / (1 + exp(-gate)) * up
 // gelu_mul: out = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))) * up
 //
-// gate_up [rows, 2 * features]   gate, then up; rows pitch elements apart
-// out     [rows, features]       contiguous
+// gate [rows, features]   rows gate_pitch elements apart
+// up   [rows, features]   rows up_pitch elements apart
+// out  [rows, features]   contiguous
 //
 // Arithmetic is f32, rounded once at the end. Any number of features and any alignment; accesses
 // are 16 bytes wide if all parts of a row are aligned to 16 bytes, 8 bytes wide if they are only
@@ -47,11 +48,12 @@ __device__ __forceinline__ void gate_mul_row(const Element* gate, const Element*
 }
 
 template <Gate GATE, typename Element>
-__device__ __forceinline__ void gate_mul(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {
+__device__ __forceinline__ void gate_mul(const Element* gate, uint32_t gate_pitch, const Element* up, uint32_t up_pitch,
+                                         uint32_t features, Element* out) {
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const Element* gate = gate_up + static_cast<uint64_t>(blockIdx.x) * pitch;
-    const Element* up = gate + features;
+    gate += static_cast<uint64_t>(blockIdx.x) * gate_pitch;
+    up += static_cast<uint64_t>(blockIdx.x) * up_pitch;
     out += static_cast<uint64_t>(blockIdx.x) * features;
     const uint64_t together =
         reinterpret_cast<uint64_t>(gate) | reinterpret_cast<uint64_t>(up) | reinterpret_cast<uint64_t>(out);
@@ -67,8 +69,9 @@ __device__ __forceinline__ void gate_mul(const Element* gate_up, uint32_t pitch,
 
 #define KERNEL_OF(operation, GATE, name, Element)                                                                 \
     extern "C" __global__ void __launch_bounds__(contract::gate::THREADS)                                         \
-        operation##_##name(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {             \
-        gate_mul<GATE>(gate_up, pitch, features, out);                                                            \
+        operation##_##name(const Element* gate, uint32_t gate_pitch, const Element* up, uint32_t up_pitch,        \
+                           uint32_t features, Element* out) {                                                     \
+        gate_mul<GATE>(gate, gate_pitch, up, up_pitch, features, out);                                            \
     }
 #define KERNEL(name, Element)                         \
     KERNEL_OF(silu_mul, Gate::SILU, name, Element)    \

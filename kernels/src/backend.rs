@@ -110,7 +110,6 @@ pub trait Backend {
     /// Multiplies rows by the gate and up weights, and applies the gate. The default is the GEMM
     /// followed by [`gate_mul`](Backend::gate_mul).
     fn gated_linear(&self, call: calls::GatedLinear<'_>) -> Result<(), KernelError> {
-        let gated = calls::GateMul { gate_up: call.gate_up.view(), activation: call.activation, out: call.out };
         self.linear(calls::Linear {
             x: call.x,
             weight: call.weight,
@@ -119,7 +118,7 @@ pub trait Backend {
             scratch: call.scratch,
             out: call.gate_up.view(),
         })?;
-        self.gate_mul(gated)
+        self.gate_mul(calls::GateMul::of(&call.gate_up, call.activation, call.out.view()))
     }
     /// Chooses each row's experts, and sorts the choices by expert.
     fn route(&self, call: calls::Route<'_>) -> Result<(), KernelError>;
@@ -187,6 +186,8 @@ pub trait Backend {
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError>;
     /// Applies the Gaussian error linear unit in place.
     fn gelu(&self, call: calls::ApplyGelu<'_>) -> Result<(), KernelError>;
+    /// Limits the magnitude of elements.
+    fn soft_cap(&self, call: calls::SoftCap<'_>) -> Result<(), KernelError>;
     /// Computes means of consecutive rows.
     fn mean_rows(&self, call: calls::MeanRows<'_>) -> Result<(), KernelError>;
     /// Copies rows from given indices.
@@ -228,6 +229,7 @@ macro_rules! each_operation {
             gate_mul: $crate::calls::GateMul<'_>,
             quantize: $crate::calls::Quantize<'_>,
             gelu: $crate::calls::ApplyGelu<'_>,
+            soft_cap: $crate::calls::SoftCap<'_>,
             gather_rows: $crate::calls::GatherRows<'_>,
             scatter_rows: $crate::calls::ScatterRows<'_>,
             mean_rows: $crate::calls::MeanRows<'_>,

@@ -55,6 +55,21 @@ impl KvLayer {
         KvLayer { address, blocks, shape }
     }
 
+    /// Returns part `index` of a layer whose blocks are divided into equal parts with `kv_heads`
+    /// heads of `head_dim` elements each. Block `n` of this layer is block `n` times the number of
+    /// parts of the part.
+    ///
+    /// # Panics
+    /// If blocks cannot be divided into such parts, or have at most `index` of them.
+    pub fn part(&self, kv_heads: usize, head_dim: usize, index: usize) -> Self {
+        let shape = KvShape { kv_heads, head_dim, ..self.shape };
+        let (bytes, whole) = (shape.block_bytes(), self.shape.block_bytes());
+        let parts = (whole / bytes) as usize;
+        assert!(bytes * parts as u64 == whole && index < parts, "part {index} of {shape:?} in {:?}", self.shape);
+        let blocks = (self.blocks * parts).saturating_sub(index);
+        KvLayer { address: self.address.offset(bytes * index as u64), blocks, shape }
+    }
+
     /// Returns the address of the first block.
     pub fn address(&self) -> Address {
         self.address

@@ -21,7 +21,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 23] = [
+const RECORDED: [Recorded; 25] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -35,6 +35,8 @@ const RECORDED: [Recorded; 23] = [
         folder: "tests/golden/gemma3",
         cases: &["short", "long", "one_image", "several_images", "two_turns", "pan_and_scan", "pan_and_scan_tall"],
     },
+    text("tests/golden/gemma4_text"),
+    text("tests/golden/gemma4_sharing"),
     text("tests/golden/qwen3_moe"),
     text("tests/golden/qwen3_moe_sparse"),
     Recorded {

@@ -114,7 +114,7 @@ mod tests {
         GraphLimits::without_drafts(10, 64, FORMAT)
     }
 
-    const FORMAT: StepFormat = StepFormat { axes: 1, groups: 1, has_states: false, whole_pictures: false };
+    const FORMAT: StepFormat = StepFormat::TEXT;
 
     /// A lane whose graphs take 1 MiB each, except the graph of `free` rows, which takes none. The
     /// thread returns the requests that the lane received.

@@ -31,7 +31,7 @@ use bursar_model::{
 use crate::{gpu::TURN, leased::Leased};
 
 /// The arrays of a step that the demo model reads.
-const FORMAT: StepFormat = StepFormat { axes: 3, groups: 1, has_states: false, whole_pictures: false };
+const FORMAT: StepFormat = StepFormat { axes: 3, ..StepFormat::TEXT };
 
 /// Exclusive use of the GPU by one test.
 type GpuLock = tokio::sync::MutexGuard<'static, ()>;
@@ -408,7 +408,7 @@ fn the_states_of_a_hybrid_are_the_same_with_and_without_graphs() {
 #[test]
 fn windowed_layers_reply_the_same_with_and_without_graphs() {
     let source = || CheckpointSource::Folder(bursar_golden::path("qwen2_windowed"));
-    let format = StepFormat { axes: 1, groups: 2, has_states: false, whole_pictures: false };
+    let format = StepFormat { groups: 2, ..StepFormat::TEXT };
     let shape = GraphLimits::without_drafts(11, 180, format);
     for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
         let Some(stage) = Stage::of(source(), cache, shape, 1) else { return };

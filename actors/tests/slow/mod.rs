@@ -170,6 +170,7 @@ impl Backend for Slow {
         gate_mul: calls::GateMul<'_>,
         quantize: calls::Quantize<'_>,
         gelu: calls::ApplyGelu<'_>,
+        soft_cap: calls::SoftCap<'_>,
         gather_rows: calls::GatherRows<'_>,
         scatter_rows: calls::ScatterRows<'_>,
         mean_rows: calls::MeanRows<'_>,

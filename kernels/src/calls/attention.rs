@@ -58,12 +58,25 @@ pub struct Rotary<'a> {
     pub x: Tensor<'a>,
     /// Heads to rotate. The columns after them are unchanged.
     pub heads: usize,
+    /// Norm of each head before the rotation.
+    pub norm: Option<HeadNorm<'a>>,
     /// `[axes, rows]` u32.
     pub positions: Tensor<'a>,
     /// `[head_dim / 2]` f32.
     pub frequencies: Tensor<'a>,
     /// The axis that each pair follows.
     pub axes: &'a PairAxes,
+}
+
+/// A norm of heads (RMS).
+#[derive(Debug)]
+pub struct HeadNorm<'a> {
+    /// `[head_dim]`, the target's type of weights.
+    pub weight: Tensor<'a>,
+    /// Added to each weight: 1 for norms whose stored weights are centered on zero, otherwise 0.
+    pub weight_offset: f32,
+    /// Constant added to the mean square.
+    pub epsilon: f32,
 }
 
 /// The slot number of a row whose keys and values are not written. Padding rows have this slot, so
@@ -81,6 +94,27 @@ pub struct HeadNorms<'m> {
     pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
+    pub values: ValueNorms,
+}
+
+/// The values that are written to the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ValueNorms {
+    /// The columns of values, unchanged.
+    #[default]
+    None,
+    /// Each head of the columns of values, divided by its root mean square (Gemma 4).
+    OfValues,
+    /// Each head of keys before its norm and rotation, divided by its root mean square. There are no
+    /// columns of values.
+    OfKeys,
+}
+
+impl ValueNorms {
+    /// Number of heads of keys and values in a row, for `kv_heads` heads of keys.
+    pub fn kv_columns(self, kv_heads: usize) -> usize {
+        if self == ValueNorms::OfKeys { kv_heads } else { 2 * kv_heads }
+    }
 }
 
 /// Rotates queries in place, as [`Rotary`] does, but only the first `2 * pairs` elements of each
@@ -89,8 +123,8 @@ pub struct HeadNorms<'m> {
 /// unless the slot is [`NO_SLOT`]. The contents of the key columns are undefined afterward.
 #[non_exhaustive]
 pub struct RotaryKvWrite<'a> {
-    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values. A gap
-    /// between rows is allowed.
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values. With
+    /// [`ValueNorms::OfKeys`], there are no values. A gap between rows is allowed.
     pub qkv: Tensor<'a>,
     pub heads: usize,
     /// Norms of queries and keys before rotation.

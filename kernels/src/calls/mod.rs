@@ -17,14 +17,14 @@ pub(crate) use copies::Copied;
 pub(crate) use rows::STEP;
 pub use {
     attention::{
-        AttentionMask, AttentionPacked, AttentionPaged, HeadNorms, NO_SLOT, PagedSequences, PairAxes, Rotary,
-        RotaryKvWrite,
+        AttentionMask, AttentionPacked, AttentionPaged, HeadNorm, HeadNorms, NO_SLOT, PagedSequences, PairAxes, Rotary,
+        RotaryKvWrite, ValueNorms,
     },
     copies::{Arrival, BlockRange, CopyBlocks, Copying, Download, DownloadLater, Pieces, Upload},
     experts::{AddExperts, AddExpertsRmsNorm, EXPERTS_MAX, GatedExperts, RmsNormRoute, Route, Routing, TOP_MAX},
     products::{
         ApplyGelu, GateActivation, GateMul, GatedLinear, Gelu, LayerNorm, Linear, Measure, Quantize, RmsNorm,
-        RmsNormAdd,
+        RmsNormAdd, SoftCap,
     },
     ranks::{AllGather, AllReduce, AllReduceRmsNorm, BestOfRanks},
     rows::{AddRows, Embed, FillRandom, GatherRows, MeanRows, ScatterRows},

@@ -59,11 +59,23 @@ pub enum GateActivation {
 /// Computes `out = activation(gate) * up`.
 #[non_exhaustive]
 pub struct GateMul<'a> {
-    /// `[rows, 2 * features]` activations: gate, then up.
-    pub gate_up: Tensor<'a>,
+    /// `[rows, features]` activations. A gap between rows is allowed.
+    pub gate: Tensor<'a>,
+    /// `[rows, features]` activations. A gap between rows is allowed. Unless `out` is only plain,
+    /// the elements of each row follow those of `gate`.
+    pub up: Tensor<'a>,
     pub activation: GateActivation,
     /// `[rows, features]` in the requested formats.
     pub out: Activations<'a>,
+}
+
+/// Computes `x = cap * tanh(x / cap)`.
+#[non_exhaustive]
+pub struct SoftCap<'a> {
+    /// `[rows, columns]` f32, changed in place. A gap between rows is allowed.
+    pub x: Tensor<'a>,
+    /// Greater than 0.
+    pub cap: f32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +112,8 @@ pub struct RmsNorm<'a> {
     pub out: Activations<'a>,
 }
 
-/// Computes `sum += x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)`, row by row, with the
-/// mean and the addition in `f32`.
+/// Computes `sum = (sum + x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)) * factor`, row by
+/// row, with all arithmetic in `f32`.
 #[non_exhaustive]
 pub struct RmsNormAdd<'a> {
     /// `[rows, hidden]` activations.
@@ -112,6 +124,8 @@ pub struct RmsNormAdd<'a> {
     pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
+    /// `[1]` f32; `None` means 1.
+    pub factor: Option<Tensor<'a>>,
     /// `[rows, hidden]` activations, changed in place.
     pub sum: Tensor<'a>,
 }

@@ -12,9 +12,9 @@ pub(super) fn gate_mul(threads: &Threads, call: GateMul<'_>) {
 
 /// `cost` is the relative cost of one element.
 fn apply(threads: &Threads, call: &GateMul<'_>, cost: usize, unit: impl Fn(f32) -> f32 + Sync + Copy) {
-    let (gate_up, columns) = (Rows::<f32>::of(&call.gate_up), call.out.columns());
+    let (gates, ups) = (Rows::<f32>::of(&call.gate), Rows::<f32>::of(&call.up));
     write_activations(threads, &call.out, cost, |row| {
-        let (gate, up) = gate_up.row(row).split_at(columns);
+        let (gate, up) = (gates.row(row), ups.row(row));
         move |first: usize, out: &mut [f32]| {
             for ((out, gate), up) in out.iter_mut().zip(&gate[first..]).zip(&up[first..]) {
                 *out = unit(*gate) * up;

@@ -35,6 +35,7 @@ mod rotary_kv_write;
 mod route;
 mod sample;
 mod scatter_rows;
+mod soft_cap;
 mod states;
 mod threads;
 mod transfer;
@@ -136,6 +137,7 @@ impl Backend for Cpu {
         gate_mul: calls::GateMul<'_> => gate_mul::gate_mul,
         quantize: calls::Quantize<'_> => quantize::quantize,
         gelu: calls::ApplyGelu<'_> => gelu::gelu,
+        soft_cap: calls::SoftCap<'_> => soft_cap::soft_cap,
         gather_rows: calls::GatherRows<'_> => gather_rows::gather_rows,
         scatter_rows: calls::ScatterRows<'_> => scatter_rows::scatter_rows,
         mean_rows: calls::MeanRows<'_> => mean_rows::mean_rows,

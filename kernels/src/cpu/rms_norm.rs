@@ -25,11 +25,12 @@ pub(super) fn rms_norm(threads: &Threads, call: RmsNorm<'_>) {
 pub(super) fn rms_norm_add(threads: &Threads, call: RmsNormAdd<'_>) {
     let (x, weight) = (Rows::<f32>::of(&call.x), widened(&call.weight));
     let (epsilon, offset) = (call.epsilon, call.weight_offset);
+    let times = call.factor.as_ref().map_or(1.0, |factor| Rows::<f32>::of(factor).all()[0]);
     write_rows(threads, &call.sum, 3, |row, sum| {
         let x = x.row(row);
         let factor = (dot(x, x) / x.len() as f32 + epsilon).sqrt().recip();
         for ((sum, x), weight) in sum.iter_mut().zip(x).zip(&weight) {
-            *sum += x * factor * (weight + offset);
+            *sum = (*sum + x * factor * (weight + offset)) * times;
         }
     });
 }

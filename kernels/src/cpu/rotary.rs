@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 use super::{
-    memory::{Rows, write_rows},
+    memory::{Rows, widened, write_rows},
     threads::Threads,
 };
 use crate::{
@@ -10,7 +10,27 @@ use crate::{
 };
 
 pub(super) fn rotary(threads: &Threads, call: Rotary<'_>) {
-    turn(threads, &call.x, (call.heads, 2 * call.frequencies.rows()), &call.positions, &call.frequencies, call.axes);
+    let (heads, head_dim) = (call.heads, 2 * call.frequencies.rows());
+    if let Some(norm) = &call.norm {
+        let weight = widened(&norm.weight);
+        write_rows(threads, &call.x, 4, |_, row| {
+            for x in row.chunks_exact_mut(head_dim).take(heads) {
+                normalize_head(x, &weight, norm.weight_offset, norm.epsilon);
+            }
+        });
+    }
+    turn(threads, &call.x, (heads, head_dim), &call.positions, &call.frequencies, call.axes);
+}
+
+/// Divides the elements of a head by their root mean square, and multiplies them by the weight.
+pub(super) fn normalize_head(x: &mut [f32], weight: &[f32], weight_offset: f32, epsilon: f32) {
+    let scale = inverse_root_mean_square(x, epsilon);
+    x.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * (weight + weight_offset));
+}
+
+pub(super) fn inverse_root_mean_square(x: &[f32], epsilon: f32) -> f32 {
+    let mean = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+    (mean + epsilon).sqrt().recip()
 }
 
 /// Rotates the first `2 * frequencies.rows()` elements of each of the first `heads` heads of each

@@ -4,49 +4,61 @@ use std::slice;
 
 use super::{
     memory::{Rows, indices, widened, write_rows},
-    rotary::turn,
+    rotary::{inverse_root_mean_square, normalize_head, turn},
     threads::Threads,
 };
 use crate::{
     BLOCK_TOKENS, E4m3, Element, KvLayer,
-    calls::{HeadNorms, NO_SLOT, RotaryKvWrite},
+    calls::{HeadNorms, NO_SLOT, RotaryKvWrite, ValueNorms},
 };
+
+/// Keys or values, in the order of a block.
+const KEYS: usize = 0;
+const VALUES: usize = 1;
 
 pub(super) fn rotary_kv_write(threads: &Threads, call: RotaryKvWrite<'_>) {
     let shape = call.layer.shape;
+    // The values may be the keys before their norm and rotation.
+    write_half(&call, VALUES);
     if let Some(norms) = call.norms {
         normalize(threads, &call, norms);
     }
     let heads = (call.heads + shape.kv_heads, shape.head_dim);
     turn(threads, &call.qkv, heads, &call.positions, &call.frequencies, call.axes);
+    write_half(&call, KEYS);
+}
+
+/// Writes keys or values to their slots.
+fn write_half(call: &RotaryKvWrite<'_>, half: usize) {
     match &call.scales {
-        None => write(&call, |_, x| x),
+        None => write(call, half, |_, x| x),
         Some(scales) => {
             let scales = Rows::<f32>::of(scales).all();
-            write(&call, |head, x| E4m3::from_f32(x / scales[head]));
+            write(call, half, |head, x| E4m3::from_f32(x / scales[head]));
         }
     }
 }
 
-/// Writes keys and values to their slots. `stored(head, x)` converts a number for storage. Heads
+/// Writes keys or values to their slots. `stored(head, x)` converts a number for storage. Heads
 /// are numbered over all key heads, followed by all value heads.
-fn write<E: Element>(call: &RotaryKvWrite<'_>, stored: impl Fn(usize, f32) -> E) {
+fn write<E: Element>(call: &RotaryKvWrite<'_>, half: usize, stored: impl Fn(usize, f32) -> E) {
     let shape = call.layer.shape;
     let rows = Rows::<f32>::of(&call.qkv);
-    let columns = shape.kv_heads * shape.head_dim;
+    let values = call.norms.map_or(ValueNorms::None, |norms| norms.values);
+    let heads_before = call.heads + if values == ValueNorms::OfKeys { 0 } else { half * shape.kv_heads };
     for (row, slot) in indices(&call.slots).iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
         let (block, token) = (*slot as usize / BLOCK_TOKENS, *slot as usize % BLOCK_TOKENS);
-        let keys_values = &rows.row(row)[call.heads * shape.head_dim..];
-        for (half, source) in keys_values.chunks_exact(columns).enumerate() {
-            for (head, vector) in source.chunks_exact(shape.head_dim).enumerate() {
-                // SAFETY: the layer's creator guarantees that only this lane uses the layer, and
-                // this code runs on the lane.
-                let vectors = unsafe {
-                    slice::from_raw_parts_mut(place::<E>(call.layer, block, half, head), BLOCK_TOKENS * shape.head_dim)
-                };
-                let to = &mut vectors[token * shape.head_dim..][..shape.head_dim];
-                to.iter_mut().zip(vector).for_each(|(to, x)| *to = stored(half * shape.kv_heads + head, *x));
-            }
+        let source = &rows.row(row)[heads_before * shape.head_dim..];
+        for (head, vector) in source.chunks_exact(shape.head_dim).take(shape.kv_heads).enumerate() {
+            let norm = call.norms.filter(|_| half == VALUES && values != ValueNorms::None);
+            let scale = norm.map_or(1.0, |norm| inverse_root_mean_square(vector, norm.epsilon));
+            // SAFETY: the layer's creator guarantees that only this lane uses the layer, and
+            // this code runs on the lane.
+            let vectors = unsafe {
+                slice::from_raw_parts_mut(place::<E>(call.layer, block, half, head), BLOCK_TOKENS * shape.head_dim)
+            };
+            let to = &mut vectors[token * shape.head_dim..][..shape.head_dim];
+            to.iter_mut().zip(vector).for_each(|(to, x)| *to = stored(half * shape.kv_heads + head, *x * scale));
         }
     }
 }
@@ -57,10 +69,8 @@ fn normalize(threads: &Threads, call: &RotaryKvWrite<'_>, norms: &HeadNorms<'_>)
     let (query, key) = (widened(&norms.query), widened(&norms.key));
     write_rows(threads, &call.qkv, 4, |_, row| {
         for (head, x) in row.chunks_exact_mut(shape.head_dim).take(call.heads + shape.kv_heads).enumerate() {
-            let mean = x.iter().map(|x| x * x).sum::<f32>() / shape.head_dim as f32;
-            let scale = (mean + norms.epsilon).sqrt().recip();
             let weight = if head < call.heads { &query } else { &key };
-            x.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * (weight + norms.weight_offset));
+            normalize_head(x, weight, norms.weight_offset, norms.epsilon);
         }
     });
 }

@@ -184,6 +184,10 @@ impl Backend for Cuda {
         quantize::quantize(self, call)
     }
 
+    fn soft_cap(&self, call: calls::SoftCap<'_>) -> Result<(), KernelError> {
+        elementwise::soft_cap(self, call)
+    }
+
     fn gelu(&self, call: calls::ApplyGelu<'_>) -> Result<(), KernelError> {
         elementwise::gelu(self, call)
     }

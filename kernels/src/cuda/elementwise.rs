@@ -4,7 +4,7 @@
 use bursar_budgets::Address;
 
 use super::{
-    arguments::{Arguments, Extent, arguments, count},
+    arguments::{Arguments, Extent, address_or_null, arguments, count},
     contract::{
         argmax as argmax_numbers, copy_rows, gate, norm, patchify as patchify_numbers, position_grid as grid_numbers,
         random,
@@ -156,6 +156,7 @@ pub(super) fn rms_norm_add(cuda: &Cuda, call: calls::RmsNormAdd<'_>) -> Result<(
         columns(&call.sum),
         call.epsilon,
         call.weight_offset,
+        address_or_null(&call.factor),
         call.sum.address(),
         pitch(&call.sum),
     ];
@@ -180,7 +181,14 @@ pub(super) fn gate_mul(cuda: &Cuda, call: calls::GateMul<'_>) -> Result<(), Kern
     }
     let out = call.out.plain();
     let extent = over_columns(out.rows(), out.columns());
-    let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(out), out.address()];
+    let arguments = arguments![
+        call.gate.address(),
+        pitch(&call.gate),
+        call.up.address(),
+        pitch(&call.up),
+        columns(out),
+        out.address(),
+    ];
     let kernels = cuda.entry_points();
     let kernel = match call.activation {
         GateActivation::Silu => kernels.silu_mul,
@@ -196,6 +204,16 @@ pub(super) fn mean_rows(cuda: &Cuda, call: calls::MeanRows<'_>) -> Result<(), Ke
         arguments![call.out.address(), call.x.address(), pitch(&call.x), columns(&call.x), count(call.count)];
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().mean_rows, extent, arguments) }
+}
+
+pub(super) fn soft_cap(cuda: &Cuda, call: calls::SoftCap<'_>) -> Result<(), KernelError> {
+    let (rows, extent) = (call.x.rows(), over_columns(call.x.rows(), call.x.columns()));
+    if rows == 0 {
+        return Ok(());
+    }
+    let arguments = arguments![call.x.address(), pitch(&call.x), columns(&call.x), call.cap];
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(cuda.entry_points().soft_cap, extent, arguments) }
 }
 
 pub(super) fn gelu(cuda: &Cuda, call: calls::ApplyGelu<'_>) -> Result<(), KernelError> {

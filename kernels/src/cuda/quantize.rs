@@ -64,12 +64,12 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
 /// Multiplies the activation of the gates by the up values and quantizes the result. If
 /// `call.out.plain` is requested, the unquantized result is written too.
 pub(super) fn gate_mul(cuda: &Cuda, call: &calls::GateMul<'_>) -> Result<(), KernelError> {
-    let calls::GateMul { gate_up, activation, out } = call;
+    let calls::GateMul { gate, activation, out, .. } = call;
     let quantized = out.quantized.as_ref().expect("the quantized output was requested");
-    let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
+    let (rows, columns, before) = (out.rows(), out.columns(), input(gate));
     let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.sms;
     let kernels = cuda.entry_points();
-    let kernel = match (&kernels.hopper, long(cuda, gate_up, quantized)) {
+    let kernel = match (&kernels.hopper, long(cuda, gate, quantized)) {
         _ if *activation == GateActivation::GeluTanh => Kernel::row_each(kernels.gelu_mul_rounded, rows, columns),
         (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_small_m, rows, columns),
         (Some(hopper), Some(threads)) => Kernel::long(hopper.silu_mul_rounded_long, rows, threads),

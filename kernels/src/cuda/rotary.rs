@@ -2,13 +2,13 @@
 
 use super::{
     arguments::{Argument, Extent, address_or_null, arguments, count},
-    contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
+    contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX, VALUES_NORMALIZED, VALUES_OF_KEYS, VALUES_UNCHANGED},
     lane::Cuda,
     quantized_cache::quantized_cache,
 };
 use crate::{
     KernelError,
-    calls::{self, HeadNorms, PairAxes},
+    calls::{self, HeadNorm, HeadNorms, PairAxes, ValueNorms},
 };
 
 /// The position axis of each pair of elements, in the layout of the kernel's parameter.
@@ -54,12 +54,21 @@ pub(super) fn rotary(cuda: &Cuda, call: calls::Rotary<'_>) -> Result<(), KernelE
         call.frequencies.address(),
         Sections::of(call.axes),
     ];
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
-    unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
+    let (entry_point, arguments) = match &call.norm {
+        None => (cuda.entry_points().rotary, arguments),
+        Some(HeadNorm { weight, weight_offset, epsilon }) => {
+            assert!(call.heads <= NORMED_HEADS_MAX, "{} heads to normalize", call.heads);
+            let arguments = arguments.with(weight.address()).with(*epsilon).with(*weight_offset);
+            (cuda.entry_points().rotary_normed, arguments)
+        }
+    };
+    // SAFETY: the arguments match the kernels' parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(entry_point, extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
 pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Result<(), KernelError> {
     let shape = call.layer.shape;
+    let values = call.norms.map_or(ValueNorms::None, |norms| norms.values);
     let elements = (call.heads + 2 * shape.kv_heads) * shape.head_dim;
     let arguments = arguments![
         call.qkv.address(),
@@ -83,14 +92,19 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
     };
     let (entry_point, arguments) = match call.norms {
         None => (plain, arguments),
-        Some(HeadNorms { query, key, weight_offset, epsilon }) => {
-            let heads = call.heads + shape.kv_heads;
+        Some(HeadNorms { query, key, weight_offset, epsilon, .. }) => {
+            let value_heads = if values == ValueNorms::OfValues { shape.kv_heads } else { 0 };
+            let heads = call.heads + shape.kv_heads + value_heads;
             assert!(
                 heads <= NORMED_HEADS_MAX,
                 "{heads} heads to normalize; the kernel takes at most {NORMED_HEADS_MAX}"
             );
             let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);
-            let arguments = arguments.with(*weight_offset);
+            let arguments = arguments.with(*weight_offset).with(match values {
+                ValueNorms::None => VALUES_UNCHANGED,
+                ValueNorms::OfValues => VALUES_NORMALIZED,
+                ValueNorms::OfKeys => VALUES_OF_KEYS,
+            });
             (normed, arguments)
         }
     };

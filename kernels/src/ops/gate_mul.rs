@@ -29,8 +29,37 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(activation.flops() * (out.rows() * out.columns()) as u64, &[gate_up]);
         work.bytes += out.bytes();
         self.count(work);
-        self.backend.gate_mul(calls::GateMul { gate_up: gate_up.view(), activation, out: out.view() })?;
+        self.backend.gate_mul(calls::GateMul::of(gate_up, activation, out.view()))?;
         Ok(out)
+    }
+
+    /// Multiplies the `activation` of each element of `gate` `[rows, features]` by the element of
+    /// `up` `[rows, features]`. Returns `[rows, features]`. `gate` and `up` may have gaps between
+    /// their rows.
+    pub fn gate_mul(
+        &self,
+        gate: &Tensor<'_>,
+        up: &Tensor<'_>,
+        activation: GateActivation,
+    ) -> Result<Tensor<'_>, KernelError> {
+        const OP: &str = "gate_mul";
+        check::activation(OP, "gate", gate, self.target().activation())?;
+        check::activation(OP, "up", up, self.target().activation())?;
+        check::shape(OP, "up", up, gate.shape())?;
+        let out = self.empty([gate.rows(), gate.columns()])?;
+        self.count(Work::over(activation.flops() * (out.rows() * out.columns()) as u64, &[gate, up, &out]));
+        let (gate, up, out_of) = (gate.view(), up.view(), Activations::of_plain(out.view()));
+        self.backend.gate_mul(calls::GateMul { gate, up, activation, out: out_of })?;
+        Ok(out)
+    }
+}
+
+impl<'a> calls::GateMul<'a> {
+    /// The call for `gate_up` `[rows, 2 * features]`: gate, then up.
+    pub(crate) fn of(gate_up: &'a Tensor<'_>, activation: GateActivation, out: Activations<'a>) -> Self {
+        let features = gate_up.columns() / 2;
+        let (gate, up) = (gate_up.column_range(0..features), gate_up.column_range(features..2 * features));
+        calls::GateMul { gate, up, activation, out }
     }
 }
 

@@ -41,4 +41,5 @@ pub mod route;
 pub mod sample;
 pub mod scatter_rows;
 pub mod sigmoid_mul;
+pub mod soft_cap;
 pub mod transfer;

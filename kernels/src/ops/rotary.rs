@@ -3,7 +3,7 @@
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work, calls};
 
-use super::check;
+use super::{check, rms_norm::RmsNorm};
 
 pub use crate::calls::PairAxes;
 
@@ -19,15 +19,21 @@ pub struct Rope<'m> {
 
 impl<B: Backend> Scope<'_, B> {
     /// Rotates the first `heads` heads of every row of `x` by `positions` `[axes, rows]`, in place.
+    /// Each head is first normalized if there is a `norm`, whose weight is `[head_dim]`.
     pub fn rotary(
         &self,
         x: &mut Tensor<'_>,
         heads: usize,
+        norm: Option<RmsNorm<'_>>,
         positions: &Tensor<'_>,
         rope: &Rope<'_>,
     ) -> Result<(), KernelError> {
         const OP: &str = "rotary";
         let pairs = rope.frequencies.rows();
+        if let Some(RmsNorm { weight, .. }) = norm {
+            check::weight(OP, "norm", weight, self.target())?;
+            check::shape(OP, "norm", weight, [2 * pairs])?;
+        }
         check::activation(OP, "x", x, self.target().activation())?;
         check::writable(OP, "x", x);
         check_rope(OP, x, positions, rope)?;
@@ -38,6 +44,11 @@ impl<B: Backend> Scope<'_, B> {
         self.backend.rotary(calls::Rotary {
             x: x.view(),
             heads,
+            norm: norm.map(|norm| calls::HeadNorm {
+                weight: norm.weight.view(),
+                weight_offset: norm.weight_offset,
+                epsilon: norm.epsilon,
+            }),
             positions: positions.view(),
             frequencies: rope.frequencies.view(),
             axes: &rope.axes,

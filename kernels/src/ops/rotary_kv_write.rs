@@ -10,13 +10,13 @@ use super::{
     rotary::{Rope, check_rope},
 };
 
-pub use crate::calls::{HeadNorms, NO_SLOT};
+pub use crate::calls::{HeadNorms, NO_SLOT, ValueNorms};
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes each query and key head if there are `norms`, rotates the queries and keys of
     /// `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and
     /// writes keys and values into `cache` at `slots` `[tokens]`. After the call, only the queries
-    /// in `qkv` are valid.
+    /// in `qkv` are valid. With [`ValueNorms::OfKeys`], `qkv` has no values.
     #[expect(clippy::too_many_arguments, reason = "one pass over memory does three things")]
     pub fn rotary_kv_write<'a>(
         &self,
@@ -35,7 +35,9 @@ impl<B: Backend> Scope<'_, B> {
         check::cache(OP, cache, self.target().activation())?;
         check::writable(OP, "qkv", qkv);
         check::index_list(OP, "slots", slots)?;
-        check::shape(OP, "qkv", qkv, [slots.rows(), (heads + 2 * shape.kv_heads) * shape.head_dim])?;
+        let values = norms.map_or(ValueNorms::None, |norms| norms.values);
+        let columns = (heads + values.kv_columns(shape.kv_heads)) * shape.head_dim;
+        check::shape(OP, "qkv", qkv, [slots.rows(), columns])?;
         check_rope(OP, qkv, positions, rope)?;
         let is_inside = 2 * rope.frequencies.rows() <= shape.head_dim;
         check::holds(is_inside, OP, "frequencies", &rope.frequencies, "at most `head_dim / 2` elements")?;

@@ -43,11 +43,13 @@ pub fn masked() -> Vec<Pass> {
     }
     // Windows with head sizes that have separate kernels on a GPU. Rows of the last sequence attend
     // to keys of several tiles.
-    for (heads, head_dim, window) in [(7, 128, 17), (2, 256, 33), (3, 64, 100), (1, 128, 130), (2, 256, 200)] {
+    for (heads, head_dim, window) in
+        [(7, 128, 17), (2, 256, 33), (3, 64, 100), (1, 128, 130), (2, 256, 200), (3, 512, 90)]
+    {
         add(heads, 1, head_dim, window, &[(1, 300), (1, 16), (1, 0), (40, 40), (0, 30), (3, 150), (131, 390)]);
     }
     // A few rows with a long window over a longer context, which a GPU splits.
-    for head_dim in [128, 256] {
+    for head_dim in [128, 256, 512] {
         add(4, 1, head_dim, 1100, &[(1, 30), (5, 1500), (0, 5)]);
     }
     // Only decoding, with windows that are cut into pieces.

@@ -115,7 +115,7 @@ pub fn passes() -> Vec<Pass> {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 257 });
         }
     }
-    for (heads, head_dim) in [(5, 32), (3, 64), (3, 72), (2, 80), (2, 128), (2, 256), (1, 2), (2, 34)] {
+    for (heads, head_dim) in [(5, 32), (3, 64), (3, 72), (2, 80), (2, 128), (2, 256), (1, 512), (1, 2), (2, 34)] {
         passes.push(Pass::Rotary { rows: 23, heads, head_dim, axes: PairAxes::Sections(vec![head_dim / 2]) });
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
         // Decoding together with first and later prefill chunks, and a sequence without rows.
@@ -257,7 +257,7 @@ impl Pass {
                 let positions = scope.upload([axes.count(), rows], &positions)?;
                 let frequencies = scope.upload([head_dim / 2], &random.floats(head_dim / 2))?;
                 let mut place = x.column_range_mut(before..x.columns());
-                scope.rotary(&mut place, heads, &positions, &Rope { frequencies, axes })?;
+                scope.rotary(&mut place, heads, None, &positions, &Rope { frequencies, axes })?;
                 floats(scope, &x)
             }
             Pass::Fp8(fp8) => fp8.run(scope, &mut random),

@@ -4,7 +4,7 @@
 use bursar_kernels::{
     ops::{
         rotary::{PairAxes, Rope},
-        rotary_kv_write::HeadNorms,
+        rotary_kv_write::{HeadNorms, ValueNorms},
     },
     *,
 };
@@ -30,6 +30,7 @@ pub struct RotaryKv {
     pub has_norms: bool,
     /// Added to the weights of the norms.
     pub weight_offset: f32,
+    pub values: ValueNorms,
     /// `true` if the cache is in E4M3.
     pub is_fp8: bool,
 }
@@ -55,6 +56,7 @@ impl RotaryKv {
             axes,
             has_norms: true,
             weight_offset: 1.0,
+            values: ValueNorms::None,
             is_fp8: false,
         };
         vec![case((4, 2, 256, 32), PairAxes::Interleaved(11, 10)), case((3, 1, 34, 5), PairAxes::Sections(vec![5]))]
@@ -75,6 +77,7 @@ impl RotaryKv {
                     axes,
                     has_norms: true,
                     weight_offset: 0.0,
+                    values: ValueNorms::None,
                     is_fp8: false,
                 };
                 let plain = [RotaryKv { has_norms: false, ..case.clone() }, case];
@@ -82,11 +85,36 @@ impl RotaryKv {
                 cases.extend(plain);
             }
         }
+        cases.extend(RotaryKv::value_cases());
+        cases
+    }
+
+    /// Normalized values, as in Gemma 4: heads whose items fill warps and heads whose items do not.
+    fn value_cases() -> Vec<RotaryKv> {
+        let mut cases = Vec::new();
+        for (heads, kv_heads, head_dim) in [(8, 1, 512), (16, 4, 512), (8, 2, 256), (4, 4, 64), (3, 1, 80), (2, 2, 34)] {
+            for (values, is_fp8) in
+                [ValueNorms::OfValues, ValueNorms::OfKeys].into_iter().flat_map(|values| [(values, false), (values, true)])
+            {
+                let pairs = head_dim / 2;
+                cases.push(RotaryKv {
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    pairs,
+                    axes: PairAxes::Sections(vec![pairs]),
+                    has_norms: true,
+                    weight_offset: 0.0,
+                    values,
+                    is_fp8,
+                });
+            }
+        }
         cases
     }
 
     fn columns(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
+        (self.heads + self.values.kv_columns(self.kv_heads)) * self.head_dim
     }
 
     fn inputs(&self, random: &mut Random) -> Inputs {
@@ -119,6 +147,7 @@ impl RotaryKv {
             key: narrowed(scope, [self.head_dim], activation, key)?,
             weight_offset: self.weight_offset,
             epsilon: EPSILON,
+            values: self.values,
         };
         let before = margins(activation).0;
         let rope = Rope { frequencies, axes: self.axes.clone() };
@@ -156,7 +185,11 @@ impl RotaryKv {
         let rotated: Vec<Vec<f64>> = (0..TOKENS)
             .map(|token| {
                 let row = rows.row(token);
-                let head = |at: usize| self.turn(token, at, &row[at * head_dim..][..head_dim], &inputs, &norms);
+                let source = |at: usize| {
+                    let is_key = self.values == ValueNorms::OfKeys && at >= heads + kv_heads;
+                    if is_key { at - kv_heads } else { at }
+                };
+                let head = |at: usize| self.turn(token, at, &row[source(at) * head_dim..][..head_dim], &inputs, &norms);
                 (0..heads + 2 * kv_heads).flat_map(head).collect()
             })
             .collect();
@@ -179,13 +212,14 @@ impl RotaryKv {
 
     /// The expected head `at` of a token's row.
     fn turn(&self, token: usize, at: usize, x: &[f64], inputs: &Inputs, norms: &[Vec<f64>; 2]) -> Vec<f64> {
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let scale = (mean + f64::from(EPSILON)).sqrt().recip();
         if at >= self.heads + self.kv_heads {
-            return x.to_vec();
+            let scale = if self.values == ValueNorms::None { 1.0 } else { scale };
+            return x.iter().map(|x| x * scale).collect();
         }
         let mut x = x.to_vec();
         if self.has_norms {
-            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-            let scale = (mean + f64::from(EPSILON)).sqrt().recip();
             let weights = &norms[usize::from(at >= self.heads)];
             let offset = f64::from(self.weight_offset);
             x.iter_mut().zip(weights).for_each(|(x, weight)| *x *= scale * (weight + offset));

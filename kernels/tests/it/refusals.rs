@@ -157,11 +157,11 @@ fn mismatched_shapes_and_types_are_refused_with_an_explanation() {
         text(|scope| scope.linear_add(&scope.empty([3, 5])?, &scope.empty([7, 5])?, None, &mut scope.empty([4, 7])?)),
         text(|scope| {
             let rope = Rope { frequencies: scope.empty([4])?, axes: PairAxes::Sections(vec![1, 2]) };
-            scope.rotary(&mut scope.empty([6, 8])?, 1, &scope.upload([2, 6], &indices)?, &rope)
+            scope.rotary(&mut scope.empty([6, 8])?, 1, None, &scope.upload([2, 6], &indices)?, &rope)
         }),
         text(|scope| {
             let rope = Rope { frequencies: scope.upload([4], &indices[..4])?, axes: PairAxes::Sections(vec![4]) };
-            scope.rotary(&mut scope.empty([6, 8])?, 1, &scope.upload([1, 6], &indices[..6])?, &rope)
+            scope.rotary(&mut scope.empty([6, 8])?, 1, None, &scope.upload([1, 6], &indices[..6])?, &rope)
         }),
         text(|scope| {
             let (mut qkv, slots) = (scope.empty([3, 39])?, scope.upload([3], &indices[..3])?);

@@ -1,17 +1,23 @@
-//! A decoder, as in Llama, Qwen2, Qwen3 and Qwen3.5: embeddings in, logits out.
+//! A decoder, as in Llama, Qwen and Gemma: embeddings in, logits out.
+
+mod logits;
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{
-    Activations, Backend, DType, KernelError, KvShape, Scope, StateDtype, StateShape, Tensor, Weight,
-    ops::{rms_norm::RmsNorm, rotary::Rope},
+    Activations, Backend, DType, KernelError, KvShape, RankShard, Scope, StateDtype, StateShape, Tensor, Weight,
+    ops::{
+        rms_norm::RmsNorm,
+        rotary::{PairAxes, Rope},
+    },
 };
 
 use super::{
     decoder_config::{DecoderConfig, DraftHeadConfig},
-    decoder_share::DecoderShare,
+    decoder_share::{DecoderShare, HeadShare},
     draft_head::{self, DraftColumns, DraftHead, DraftLogits, DraftRows, LayerInputs},
     layer::{Layer, LayerPass, Stream},
     layer_cache::LayerCache,
+    layer_embeddings::LayerEmbeddings,
     mixture::MixtureConfig,
     rope_scaling::RopeScaling,
     step_inputs::StepInputs,
@@ -48,6 +54,7 @@ pub struct Decoder {
     format: StepFormat,
     share: DecoderShare,
     embedding: Weight<'static>, // [own tokens, hidden], padded if it is also the head
+    layer_embeddings: Option<LayerEmbeddings>,
     layers: Vec<Layer>,
     loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
@@ -100,6 +107,9 @@ impl Decoder {
         } else {
             map.table(&embedding_name, tokens, config.hidden)?
         };
+        let of_layers = config.layer_embeddings;
+        let of_layers = of_layers.map(|of_layers| LayerEmbeddings::claim(map, prefix, &config, of_layers, &share));
+        let layer_embeddings = of_layers.transpose()?;
         let (loads, mut of_layers) = config.loads(map);
         map.set_in_decoder(true);
         let layer =
@@ -115,12 +125,15 @@ impl Decoder {
         } else {
             Some(map.vocabulary(head, tokens, rows, config.hidden)?)
         };
-        let mut rope = |theta: f64, scaling: &RopeScaling| Rope {
-            frequencies: map.constant(&scaling.frequencies(theta, config.rotary_dim)),
-            axes: config.rope_axes.clone(),
+        let mut rope = |(theta, scaling): (f64, &RopeScaling), rotary_dim: usize, axes: PairAxes| Rope {
+            frequencies: map.constant(&scaling.frequencies(theta, rotary_dim)),
+            axes,
         };
-        let local_rope = config.local_rope.as_ref().map(|local| rope(local.theta, &local.scaling));
-        let rope = rope(config.rope_theta, &config.rope_scaling);
+        let usual = (config.rotary_dim, config.rope_axes.clone());
+        let full = config.full_attention.map(|full| (full.head_dim, PairAxes::Sections(vec![full.head_dim / 2])));
+        let (full_dim, full_axes) = full.unwrap_or_else(|| usual.clone());
+        let local_rope = config.local_rope.as_ref().map(|local| rope((local.theta, &local.scaling), usual.0, usual.1));
+        let rope = rope((config.rope_theta, &config.rope_scaling), full_dim, full_axes);
         let bytes_before = map.used();
         let draft_head = DraftHead::claim(&config, &share, map, &mut of_layers)?;
         let projection_name = if config.tied_embeddings { &embedding_name } else { head };
@@ -142,6 +155,7 @@ impl Decoder {
             format,
             share,
             embedding,
+            layer_embeddings,
             layers,
             loads,
             norm,
@@ -158,10 +172,16 @@ impl Decoder {
         &self.config
     }
 
-    /// The arguments of layer `layer` in a step.
-    fn pass<'a>(&'a self, layer: usize, inputs: &'a StepInputs<'a>) -> LayerPass<'a> {
+    /// The arguments of layer `layer` in a step. `embeddings` are the rows of the layers, if the
+    /// model has such rows.
+    fn pass<'a>(
+        &'a self,
+        layer: usize,
+        inputs: &'a StepInputs<'a>,
+        embeddings: Option<&'a Tensor<'a>>,
+    ) -> LayerPass<'a> {
         let rope = self.local_rope.as_ref().filter(|_| self.config.has_local_rope(layer)).unwrap_or(&self.rope);
-        LayerPass { config: &self.config, rope, inputs }
+        LayerPass { config: &self.config, rope, inputs, embeddings }
     }
 
     /// This rank's shard of the decoder.
@@ -174,11 +194,18 @@ impl Decoder {
         &self.groups
     }
 
-    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. The shape
-    /// counts the layers of one [cache group](CacheGroups).
+    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. The layers
+    /// are the segments of a block. If a segment has several layers, the heads are those of all
+    /// layers with a window in it.
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
-        let (layers, head_dim) = (self.groups.layers_each(), self.config.head_dim);
-        KvShape { layers, kv_heads: self.share.kv_heads.count, head_dim, dtype }
+        let (layers, head_dim) = (self.groups.segments(), self.config.head_dim);
+        let kv_heads = self.groups.segment_layers().windowed * self.share.kv_heads.count;
+        KvShape { layers, kv_heads, head_dim, dtype }
+    }
+
+    /// This rank's heads of a layer.
+    pub fn attention(&self, layer: usize) -> HeadShare {
+        self.share.attention(&self.config, layer)
     }
 
     /// The shape of this rank's recurrent states, with convolution inputs of type `activation`.
@@ -350,6 +377,7 @@ impl Decoder {
                     // The head is trained with the embeddings of placeholder tokens, not with
                     // those of pictures.
                     let table = head.embedding().unwrap_or(&self.embedding);
+                    let table = (table, self.share.vocabulary);
                     let embedded = self.embed_tokens(&scope, table, 1.0, inputs, caches)?;
                     let rows = DraftRows { hidden, output: &mut *output };
                     head.forward(&scope, inputs, cache, &embedded, rows)?;
@@ -366,7 +394,7 @@ impl Decoder {
                 let embedded = self.embed(&scope, inputs, caches)?;
                 head.combine(&scope, &self.config, &embedded, hidden, &mut input)?;
             }
-            let pass = self.pass(self.config.layers, inputs);
+            let pass = self.pass(self.config.layers, inputs, None);
             head.forward(&scope, &pass, cache, input, output)?;
         }
         // For many rows, the unrounded weight is faster.
@@ -432,6 +460,16 @@ impl Decoder {
             None => None,
         };
         let hidden = self.embed(scope, inputs, caches)?;
+        let embeddings = match &self.layer_embeddings {
+            Some(layer_embeddings) => {
+                let table = (&layer_embeddings.table, layer_embeddings.tokens);
+                let mut rows = self.embed_tokens(scope, table, layer_embeddings.table_scale(), inputs, caches)?;
+                layer_embeddings.combine(scope, &hidden, &mut rows)?;
+                Some(rows)
+            }
+            None => None,
+        };
+        let embeddings = embeddings.as_ref();
         let formats = self.layers.iter().flat_map(Layer::norm_formats);
         let scratch = scope.activation_scratch(formats, hidden.rows(), self.config.hidden)?;
         let mut stream = Stream { hidden, scratch, is_normed: false };
@@ -446,7 +484,7 @@ impl Decoder {
             }
             let is_followed = index + 1 < caches.layers.len() && !self.has_picture_part(index, inputs, caches);
             let next = self.layers.get(index + 1).filter(|_| is_followed);
-            layer.forward(scope, &self.pass(index, inputs), cache, &mut stream, next)?;
+            layer.forward(scope, &self.pass(index, inputs, embeddings), cache, &mut stream, next)?;
             self.add_picture_part(scope, index, inputs, caches, &mut stream.hidden)?;
         }
         if let Some(mut read) = read {
@@ -456,65 +494,12 @@ impl Decoder {
         let Some((rows, mut chosen)) = chosen else { return Ok(stream.hidden) };
         match layers.next() {
             Some((last, cache)) => {
-                last.forward_chosen(scope, &self.pass(whole, inputs), cache, &mut stream, rows, &mut chosen)?;
+                let pass = self.pass(whole, inputs, embeddings);
+                last.forward_chosen(scope, &pass, cache, &mut stream, rows, &mut chosen)?;
             }
             None => scope.gather_rows_into(&stream.hidden, rows, &mut chosen)?,
         }
         Ok(chosen)
-    }
-
-    /// The output projection, `[padded own tokens, hidden]`.
-    fn head(&self) -> &Weight<'static> {
-        self.projection.as_ref().unwrap_or(&self.embedding)
-    }
-
-    /// Whether this rank's head computes all the logits that `of` asks for, so
-    /// that nothing is gathered.
-    fn has_own<B: Backend>(&self, scope: &Scope<'_, B>, of: LogitsOf) -> bool {
-        self.share.rank.is_alone() || of == LogitsOf::OwnRank && scope.chooses_among_ranks()
-    }
-
-    /// Allocates the logits of `rows` rows, including padding columns, `[rows, padded tokens]`.
-    fn empty_logits<'s, B: Backend>(
-        &self,
-        scope: &'s Scope<'_, B>,
-        rows: usize,
-        of: LogitsOf,
-    ) -> Result<Tensor<'s>, KernelError> {
-        let columns = if self.has_own(scope, of) {
-            self.head().rows()
-        } else {
-            self.share.rank.of() * self.share.tokens_of_each()
-        };
-        scope.empty_f32([rows, columns])
-    }
-
-    /// Writes the logits of `chosen` `[rows, hidden]`, after `norm`, to `logits`, and returns the
-    /// logits without padding columns: `[rows, vocabulary]` or `[rows, own tokens]`, possibly with
-    /// gaps between rows. `weight` `[padded own tokens, hidden]` is the output projection.
-    fn project<'s, B: Backend>(
-        &self,
-        weight: &Weight<'static>,
-        scope: &Scope<'_, B>,
-        chosen: &Tensor<'_>,
-        norm: Option<RmsNorm<'_>>,
-        of: LogitsOf,
-        mut logits: Tensor<'s>, // [rows, padded tokens]
-    ) -> Result<Tensor<'s>, KernelError> {
-        if chosen.rows() > 0 {
-            let scope = scope.scope();
-            let normed = norm.map(|norm| scope.rms_norm(chosen, norm)).transpose()?;
-            let normed = normed.as_ref().unwrap_or(chosen);
-            if self.has_own(&scope, of) {
-                scope.linear_into(normed, weight, None, &mut logits)?;
-            } else {
-                let mut own = scope.empty_f32([chosen.rows(), weight.rows()])?;
-                scope.linear_into(normed, weight, None, &mut own)?;
-                scope.all_gather_into(&own.column_range(0..self.share.tokens_of_each()), &mut logits)?;
-            }
-        }
-        let tokens = if self.has_own(scope, of) { self.share.vocabulary.count } else { self.config.vocabulary };
-        Ok(logits.into_column_range(0..tokens))
     }
 
     /// Embeds the tokens, `[tokens, hidden]`, and replaces the placeholders
@@ -526,7 +511,8 @@ impl Decoder {
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let scale = self.config.embedding_scale;
-        let mut hidden = self.embed_tokens(scope, &self.embedding, scale, inputs, caches)?;
+        let table = (&self.embedding, self.share.vocabulary);
+        let mut hidden = self.embed_tokens(scope, table, scale, inputs, caches)?;
         if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
             let embeddings = pictures.column_range(EmbeddingLayout::plain(self.config.hidden).embedding());
@@ -536,17 +522,16 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// Embeds the tokens with `table` `[own tokens, width]`, multiplied by `scale`. Returns
-    /// `[tokens, width]`.
+    /// Embeds the tokens with `table`, which has the rows of the tokens `own`, multiplied by `scale`.
+    /// Returns `[tokens, width]`.
     fn embed_tokens<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
-        table: &Weight<'static>,
+        (table, own): (&Weight<'static>, RankShard),
         scale: f32,
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let own = self.share.vocabulary;
         if self.share.rank.is_alone() {
             return scope.embed_share(table, own, &inputs.tokens, caches.previous, scale);
         }

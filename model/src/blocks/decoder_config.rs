@@ -8,15 +8,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
+    attention_sizes::{self, AttentionSizes},
+    axes_rule::AxesRule,
     config_error::{ConfigError, HEAD_MAX, WIDTH_MAX},
     config_keys,
     gated_delta_net::GatedDeltaConfig,
+    layer_embeddings::LayerEmbeddingsConfig,
     mixture::MixtureConfig,
     rope_config::RopeConfig,
     rope_scaling::RopeScaling,
     sliding_window::{SlidingWindow, WindowRule, check_layer_types},
 };
-use crate::flow::{CacheGroups, StepFormat};
+use crate::flow::{CacheGroups, SegmentLayers, StepFormat};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
@@ -37,6 +40,11 @@ pub struct DecoderConfig {
     /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// The heads of keys and values of the layers without a window, if they differ from the others.
+    pub full_attention: Option<AttentionSizes>,
+    /// Number of layers with keys and values of their own. The layers after them
+    /// [read](Self::kv_source) the keys and values of earlier layers.
+    pub own_kv_layers: usize,
     /// Number of leading elements of a head that RoPE rotates.
     pub rotary_dim: usize,
     /// Factor of the attention scores, without the factor of YaRN.
@@ -58,6 +66,16 @@ pub struct DecoderConfig {
     pub biases: Biases,
     /// Whether each query and key head is normalized (RMS) before rotation.
     pub head_norms: bool,
+    /// Whether each value head is normalized (RMS), without a weight.
+    pub value_norms: bool,
+    /// Whether the residual stream is multiplied by a number of the checkpoint after each layer.
+    pub layer_scalars: bool,
+    /// Whether the layers without keys and values of their own have an MLP of twice the width.
+    pub wide_sharing_mlp: bool,
+    /// Embeddings that each layer adds to the residual stream, if the model has them.
+    pub layer_embeddings: Option<LayerEmbeddingsConfig>,
+    /// The logits are limited to this magnitude: `cap * tanh(logits / cap)`.
+    pub logit_cap: Option<f32>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
@@ -149,19 +167,6 @@ pub struct DecoderDefaults {
     pub window: WindowRule,
 }
 
-/// How the pairs of a head are assigned to the axes of a position. The numbers in a variant are the
-/// default sections, for a file that has no sections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AxesRule {
-    /// Positions have one axis.
-    One,
-    /// Each axis has this number of consecutive pairs.
-    Consecutive([usize; 3]),
-    /// Pairs alternate between the axes as in [`PairAxes::Interleaved`], until each axis has
-    /// its number of pairs.
-    Interleaved([usize; 3]),
-}
-
 /// The biases and norms of the layers of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerKind {
@@ -182,6 +187,11 @@ pub enum LayerKind {
     /// embeddings multiplied by the root of their width, and `query_pre_attn_scalar` in place of
     /// the size of a head.
     OutputNorms,
+    /// Gemma 4: like Gemma 3, but norms whose weights are not centered on zero, no factor of the
+    /// attention scores, normalized values, [separate sizes](AttentionSizes) of full attention, a
+    /// scalar after each layer, and optionally layers that share keys and values, embeddings of
+    /// layers and a limit of the logits.
+    LayerScalars,
 }
 
 #[derive(Deserialize)]
@@ -207,6 +217,9 @@ struct Fields {
     mlp_bias: Option<bool>,
     mtp_num_hidden_layers: Option<usize>,
     mtp_use_dedicated_embeddings: Option<bool>,
+    final_logit_softcapping: Option<f32>,
+    use_double_wide_mlp: Option<bool>,
+    enable_moe_block: Option<bool>,
 }
 
 impl DecoderConfig {
@@ -226,7 +239,8 @@ impl DecoderConfig {
     /// Reads the text fields of a `config.json`, on top of the family's defaults. `place` is the
     /// fields' prefix in errors: empty, or `text_config.`.
     pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
-        let (is_hybrid, output_norms) = (defaults.layer == LayerKind::Hybrid, defaults.layer == LayerKind::OutputNorms);
+        let (is_hybrid, has_scalars) = (defaults.layer == LayerKind::Hybrid, defaults.layer == LayerKind::LayerScalars);
+        let output_norms = has_scalars || defaults.layer == LayerKind::OutputNorms;
         config_keys::refuse_unknown_but(place, given, defaults.layer.keys())?;
         let given = config_keys::over(&defaults.fields, given);
         let more = [defaults.axes.keys(), if is_hybrid { &["partial_rotary_factor"] } else { &[] }].concat();
@@ -236,7 +250,7 @@ impl DecoderConfig {
         } else {
             (RopeConfig::read(place, &given, defaults.rope_types, &more)?, None)
         };
-        let mixture = MixtureConfig::read(&given)?;
+        let mixture = if has_scalars { None } else { MixtureConfig::read(&given)? };
         if let Some(mixture) = mixture.as_ref().filter(|_| output_norms) {
             return Err(config_keys::unknown(place, "num_experts", &mixture.experts.into()));
         }
@@ -248,6 +262,17 @@ impl DecoderConfig {
         let (gated_delta, sliding) = match delta {
             Some(delta) => (Some(delta_layers(place, &fields, delta)?), None),
             None => (None, SlidingWindow::read(place, &given, defaults.window, fields.num_hidden_layers)?),
+        };
+        if fields.enable_moe_block == Some(true) {
+            return Err(config_keys::unknown(place, "enable_moe_block", &true.into()));
+        }
+        let is_windowed = sliding.as_ref().map(|sliding| sliding.is_in.clone());
+        let is_windowed = is_windowed.unwrap_or_else(|| vec![false; fields.num_hidden_layers]);
+        let (full_attention, own_kv_layers) = if has_scalars {
+            let full = AttentionSizes::read_full(place, &given, &is_windowed)?;
+            (Some(full), attention_sizes::read_own_layers(place, &given, &is_windowed)?)
+        } else {
+            (None, fields.num_hidden_layers)
         };
         let of_window = |(rope, sliding): (RopeConfig, &SlidingWindow)| LocalRope {
             theta: rope.theta,
@@ -261,6 +286,11 @@ impl DecoderConfig {
         Ok(DecoderConfig {
             biases: defaults.layer.biases(&fields),
             head_norms: is_hybrid || output_norms || defaults.layer == LayerKind::HeadNorms,
+            value_norms: has_scalars,
+            layer_scalars: has_scalars,
+            wide_sharing_mlp: fields.use_double_wide_mlp == Some(true),
+            layer_embeddings: if has_scalars { LayerEmbeddingsConfig::read(&given)? } else { None },
+            logit_cap: logit_cap(place, &fields)?,
             vocabulary: fields.vocab_size,
             hidden: fields.hidden_size,
             intermediate: fields.intermediate_size,
@@ -271,13 +301,16 @@ impl DecoderConfig {
             heads,
             kv_heads,
             head_dim,
+            full_attention,
+            own_kv_layers,
             rotary_dim,
-            attention_scale: attention_scale(place, &fields, head_dim)?,
+            attention_scale: if has_scalars { 1.0 } else { attention_scale(place, &fields, head_dim)? },
             output_gate: is_hybrid,
             gated_delta,
-            sliding: sliding.filter(|sliding| sliding.tokens < context_tokens),
+            // The sizes of a layer depend on whether it has a window.
+            sliding: sliding.filter(|sliding| has_scalars || sliding.tokens < context_tokens),
             picture_mask: PictureMask::Causal,
-            norm_offset: if is_hybrid || output_norms { 1.0 } else { 0.0 },
+            norm_offset: if is_hybrid || defaults.layer == LayerKind::OutputNorms { 1.0 } else { 0.0 },
             norm_epsilon: fields.rms_norm_eps,
             output_norms,
             rope_theta: rope.theta,
@@ -321,11 +354,15 @@ impl DecoderConfig {
         (0..self.layers).filter(|layer| self.has_attention(*layer)).count()
     }
 
-    /// The layers with attention, in groups that share block tables. The layer of a draft head
+    /// The layers with keys and values, in groups that share block tables. The layer of a draft head
     /// comes after the decoder's layers.
     pub fn cache_groups(&self) -> CacheGroups {
-        let layers = (0..self.layers + self.draft_layers()).filter(|layer| self.has_attention(*layer));
-        CacheGroups::new(layers.map(|layer| (layer, self.window(layer))))
+        let has_cache = |layer: &usize| self.has_attention(*layer) && self.kv_source(*layer) == *layer;
+        let layers = (0..self.layers + self.draft_layers()).filter(has_cache);
+        let of_segment = self.full_attention.map_or(SegmentLayers::ONE, |full| {
+            SegmentLayers::of_widths(full.kv_heads * full.head_dim, self.kv_heads * self.head_dim)
+        });
+        CacheGroups::of_segments(layers.map(|layer| (layer, self.window(layer))), of_segment)
     }
 
     /// Number of tokens that a query attends to in a layer, including its own token. `None` if it
@@ -335,9 +372,11 @@ impl DecoderConfig {
     }
 
     /// Removes the window if it is not shorter than the longest sequence, `tokens`, because it
-    /// would then hide no token.
+    /// would then hide no token. Keeps a window that determines the sizes of layers.
     pub(crate) fn limit_context(&mut self, tokens: usize) {
-        self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
+        if self.full_attention.is_none() {
+            self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
+        }
     }
 
     /// Number of layers of the draft head; 0 if it is not loaded.
@@ -364,9 +403,12 @@ impl DecoderConfig {
 
     /// The arrays that a step of this decoder reads.
     pub fn step_format(&self) -> StepFormat {
+        let groups = self.cache_groups();
         StepFormat {
             axes: self.rope_axes.count(),
-            groups: self.cache_groups().count(),
+            groups: groups.count(),
+            full_groups: groups.full(),
+            segment_layers: groups.segment_layers(),
             has_states: self.attention_layers() < self.layers,
             whole_pictures: self.picture_mask == PictureMask::WholePicture,
         }
@@ -412,6 +454,17 @@ fn attention_scale(place: &str, fields: &Fields, head_dim: usize) -> Result<f32,
     Err(ConfigError::Unsupported { field, value: scalar.to_string(), supported: "numbers greater than 0" })
 }
 
+/// The limit of the logits' magnitude.
+fn logit_cap(place: &str, fields: &Fields) -> Result<Option<f32>, ConfigError> {
+    match fields.final_logit_softcapping {
+        Some(cap) if !(cap > 0.0 && cap.is_finite()) => {
+            let field = format!("{place}final_logit_softcapping");
+            Err(ConfigError::Unsupported { field, value: cap.to_string(), supported: "null, and numbers greater than 0" })
+        }
+        cap => Ok(cap),
+    }
+}
+
 impl LayerKind {
     /// Keys that change what other families compute, and that models of this kind support.
     fn keys(self) -> &'static [&'static str] {
@@ -419,13 +472,16 @@ impl LayerKind {
             LayerKind::QkvBias | LayerKind::ConfiguredBias | LayerKind::HeadNorms => &[],
             LayerKind::Hybrid => &["attn_output_gate", "partial_rotary_factor"],
             LayerKind::OutputNorms => &["query_pre_attn_scalar", "rope_local_base_freq"],
+            LayerKind::LayerScalars => {
+                &["final_logit_softcapping", "per_layer_config", "use_bidirectional_attention"]
+            }
         }
     }
 
     /// The activation of the MLP's gates. `is_mixed` is true for a model with experts.
     fn activation(self, place: &str, fields: &Fields, is_mixed: bool) -> Result<GateActivation, ConfigError> {
         let (key, value) = match self {
-            LayerKind::OutputNorms => ("hidden_activation", &fields.hidden_activation),
+            LayerKind::OutputNorms | LayerKind::LayerScalars => ("hidden_activation", &fields.hidden_activation),
             _ => ("hidden_act", &fields.hidden_act),
         };
         match value.as_deref() {
@@ -445,7 +501,7 @@ impl LayerKind {
         match self {
             LayerKind::QkvBias => Biases { qkv: true, out: false, mlp: false },
             LayerKind::ConfiguredBias => Biases { qkv: has_bias, out: has_bias, mlp: fields.mlp_bias == Some(true) },
-            LayerKind::HeadNorms | LayerKind::Hybrid | LayerKind::OutputNorms => {
+            LayerKind::HeadNorms | LayerKind::Hybrid | LayerKind::OutputNorms | LayerKind::LayerScalars => {
                 Biases { qkv: has_bias, out: has_bias, mlp: false }
             }
         }
@@ -486,53 +542,4 @@ fn delta_layers(place: &str, fields: &Fields, delta: GatedDeltaConfig) -> Result
         }
     }
     Ok(GatedDeltaConfig { is_in, ..delta })
-}
-
-impl AxesRule {
-    /// The RoPE config keys that only this rule reads.
-    fn keys(self) -> &'static [&'static str] {
-        match self {
-            AxesRule::One | AxesRule::Consecutive(_) => &[],
-            AxesRule::Interleaved(_) => &["mrope_interleaved"],
-        }
-    }
-
-    /// The axis of each rotated pair of a head.
-    fn of(self, place: &str, rope: &RopeConfig, rotary_dim: usize) -> Result<PairAxes, ConfigError> {
-        let given = |default: [usize; 3]| sections(rope.sections.as_deref().unwrap_or(&default), rotary_dim);
-        match self {
-            // All axes of a text position are equal, so sections would change nothing.
-            AxesRule::One => Ok(PairAxes::Sections(vec![rotary_dim / 2])),
-            AxesRule::Consecutive(default) => Ok(PairAxes::Sections(given(default)?.to_vec())),
-            AxesRule::Interleaved(default) => {
-                if rope.interleaved == Some(false) {
-                    let (field, value) = (format!("{place}mrope_interleaved"), "false".to_owned());
-                    return Err(ConfigError::Unsupported { field, value, supported: "true" });
-                }
-                let [first, second, third] = given(default)?;
-                // The last pair of each axis must be within the head. The second axis has the pairs
-                // 1, 4, 7 and so on, the third axis has 2, 5, 8 and so on.
-                if 3 * second <= rotary_dim / 2 + 1 && 3 * third <= rotary_dim / 2 {
-                    Ok(PairAxes::Interleaved(second, third))
-                } else {
-                    Err(ConfigError::Contradiction(format!(
-                        "{place}mrope_section {:?} cannot be interleaved over the {} rotated pairs of a head",
-                        [first, second, third],
-                        rotary_dim / 2
-                    )))
-                }
-            }
-        }
-    }
-}
-
-fn sections(sections: &[usize], rotary_dim: usize) -> Result<[usize; 3], ConfigError> {
-    let pairs = sections.iter().try_fold(0usize, |pairs, section| pairs.checked_add(*section));
-    match <[usize; 3]>::try_from(sections) {
-        Ok(sections) if pairs == Some(rotary_dim / 2) => Ok(sections),
-        _ => Err(ConfigError::Contradiction(format!(
-            "mrope_section {sections:?} does not divide the {} rotated pairs of a head among three axes",
-            rotary_dim / 2
-        ))),
-    }
 }

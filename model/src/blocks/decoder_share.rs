@@ -14,6 +14,9 @@ pub struct DecoderShare {
     /// Key and value heads. If there are fewer heads than ranks, adjacent ranks hold a copy
     /// of the same head.
     pub kv_heads: RankShard,
+    /// Key and value heads of full attention, if their sizes differ from those of other layers. No
+    /// two ranks have the same head.
+    pub full_kv_heads: Option<RankShard>,
     /// Columns of a gated MLP.
     pub intermediate: RankShard,
     /// Heads of gated delta nets, if the decoder has them.
@@ -54,11 +57,19 @@ impl DecoderConfig {
             Ok(DeltaHeads { keys, values: share("value heads of gated delta nets", delta.value_heads)? })
         });
         let delta = delta.transpose()?;
+        // If several ranks had a copy of a head, the widths of both kinds of layers would no longer
+        // have the ratio on which the division of blocks is based.
+        let full_kv_heads = self.full_attention.map(|full| share("key heads of full attention", full.kv_heads));
+        let full_kv_heads = full_kv_heads.transpose()?;
+        if full_kv_heads.is_some() {
+            share("key heads", self.kv_heads)?;
+        }
         let is_all_experts = (0..self.layers).all(|layer| self.mixture.as_ref().is_some_and(|it| it.is_in(layer)));
         Ok(DecoderShare {
             rank,
             heads: share("query heads", self.heads)?,
             kv_heads: rank.share_or_copy(self.kv_heads).ok_or(("key heads", self.kv_heads))?,
+            full_kv_heads,
             intermediate: if is_all_experts {
                 self.intermediate.into()
             } else {
@@ -71,7 +82,30 @@ impl DecoderConfig {
     }
 }
 
+/// A rank's heads of keys and values in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShare {
+    pub kv_heads: RankShard,
+    pub head_dim: usize,
+    /// See [`AttentionSizes`](super::AttentionSizes).
+    pub keys_are_values: bool,
+}
+
 impl DecoderShare {
+    /// The heads of keys and values of a layer of `config`.
+    pub fn attention(&self, config: &DecoderConfig, layer: usize) -> HeadShare {
+        let sizes = config.attention(layer);
+        let is_full = config.full_attention == Some(sizes);
+        let kv_heads = self.full_kv_heads.filter(|_| is_full).unwrap_or(self.kv_heads);
+        HeadShare { kv_heads, head_dim: sizes.head_dim, keys_are_values: sizes.keys_are_values }
+    }
+
+    /// Columns of the MLP of a layer of `config`.
+    pub fn mlp_columns(&self, config: &DecoderConfig, layer: usize) -> RankShard {
+        let is_wide = config.wide_sharing_mlp && (config.own_kv_layers..config.layers).contains(&layer);
+        self.intermediate.times(if is_wide { 2 } else { 1 })
+    }
+
     /// Number of tokens per rank, rounded up. The last ranks may have fewer tokens.
     pub fn tokens_of_each(&self) -> usize {
         self.vocabulary.whole.div_ceil(self.rank.of())

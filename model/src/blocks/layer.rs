@@ -8,7 +8,7 @@ use bursar_kernels::{
 
 use super::{
     decoder_config::DecoderConfig, decoder_share::DecoderShare, gated_delta_net::GatedDeltaNet, gated_mlp::GatedMlp,
-    layer_cache::LayerCache, mixed::Mixed, mixer::Mixer, mixture::Mixture, paged_attention::PagedAttention,
+    layer_cache::LayerCache, layer_embeddings::LayerEmbedding, mixed::Mixed, mixer::Mixer, mixture::Mixture, paged_attention::PagedAttention,
     step_inputs::StepInputs,
 };
 use crate::weights::{WeightError, WeightMap};
@@ -20,6 +20,9 @@ pub struct Layer {
     mlp_norm: Tensor<'static>,           // [hidden]
     mlp: Mlp,
     result_norm: Option<Tensor<'static>>, // [hidden], of the MLP's result
+    embedding: Option<LayerEmbedding>,
+    scalar: Option<Tensor<'static>>, // [1] f32, factor of the layer's result
+    index: usize,
 }
 
 #[expect(clippy::large_enum_variant, reason = "there is one value per layer, so the size does not matter")]
@@ -40,6 +43,7 @@ pub struct LayerPass<'a> {
     pub config: &'a DecoderConfig,
     pub rope: &'a Rope<'static>,
     pub inputs: &'a StepInputs<'a>,
+    pub embeddings: Option<&'a Tensor<'a>>, // [tokens, layers * width], rows of `LayerEmbeddings`
 }
 
 impl Layer {
@@ -54,6 +58,9 @@ impl Layer {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, biases) = (config.hidden, config.biases);
         let input_norm = map.tensor(&name("input_layernorm.weight"), [hidden])?;
+        let scalar = config.layer_scalars.then(|| map.tensor_f32(&name("layer_scalar"), 1)).transpose()?;
+        let embedding = config.layer_embeddings.map(|of_layers| LayerEmbedding::claim(map, prefix, config, of_layers.width));
+        let embedding = embedding.transpose()?;
         let mixer = match &config.gated_delta {
             Some(delta) if !config.has_attention(index) => {
                 let heads = share.delta.expect("the share has the heads of gated delta nets");
@@ -76,6 +83,9 @@ impl Layer {
             mixed_norm,
             mlp_norm,
             result_norm,
+            embedding,
+            scalar,
+            index,
             mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
                 Some(mixture) => {
                     let loads = loads.next().expect("each layer with experts has its counters");
@@ -85,7 +95,7 @@ impl Layer {
                 None => Mlp::Gated(GatedMlp::claim(
                     map,
                     ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
-                    (hidden, share.intermediate),
+                    (hidden, share.mlp_columns(config, index)),
                     biases.mlp,
                     config.activation,
                 )?),
@@ -120,7 +130,13 @@ impl Layer {
             self.add_mixed(&scope, pass, &mixed.rows, (&mut stream.hidden, &mut stream.scratch))?;
         }
         stream.is_normed = self.add_mlp(scope, pass, (&mut stream.hidden, &mut stream.scratch), next)?;
-        Ok(())
+        match (&self.embedding, pass.embeddings) {
+            (Some(embedding), Some(rows)) => {
+                let row = rows.column_range(embedding.columns(self.index));
+                embedding.add(scope, pass.config, &row, self.scalar.as_ref(), &mut stream.hidden)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Like [`forward`](Layer::forward), but runs the output projection and the MLP only on the
@@ -152,7 +168,14 @@ impl Layer {
             self.add_mixed(&scope, pass, &few, (chosen, &mut stream.scratch))?;
         }
         self.add_mlp(scope, pass, (chosen, &mut stream.scratch), None)?;
-        Ok(())
+        match (&self.embedding, pass.embeddings) {
+            (Some(embedding), Some(all)) => {
+                let scope = scope.scope();
+                let row = scope.gather_rows(&all.column_range(embedding.columns(self.index)), rows)?;
+                embedding.add(&scope, pass.config, &row, self.scalar.as_ref(), chosen)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Projects `mixed` `[rows, width]`, the result of the mixer, and adds the result to `hidden`
@@ -173,7 +196,7 @@ impl Layer {
         // Nothing reads the previous norm in `scratch` any more, so it is overwritten.
         let mut normed = scratch.place(format, hidden.rows());
         match &self.mixed_norm {
-            Some(mixed_norm) => out.forward_norm_add(scope, mixed, pass.norm(mixed_norm), hidden)?,
+            Some(mixed_norm) => out.forward_norm_add(scope, mixed, pass.norm(mixed_norm), None, hidden)?,
             None if out.is_partial => return out.forward_add_normed(scope, mixed, hidden, norm, &mut normed),
             None => out.forward_add(scope, mixed, hidden)?,
         }
@@ -198,7 +221,8 @@ impl Layer {
             Mlp::Gated(mlp) => {
                 let gated = mlp.gate(&scope, &normed)?;
                 if let Some(norm) = &self.result_norm {
-                    return mlp.down.forward_norm_add(&scope, &gated, pass.norm(norm), hidden).map(|()| false);
+                    let scalar = self.scalar.as_ref().filter(|_| self.embedding.is_none());
+                    return mlp.down.forward_norm_add(&scope, &gated, pass.norm(norm), scalar, hidden).map(|()| false);
                 }
                 let Some(next) = next.filter(|_| mlp.down.is_partial) else {
                     return mlp.down.forward_add(&scope, &gated, hidden).map(|()| false);

@@ -1,5 +1,7 @@
 //! Layers that several families share. Each family passes the names of its weights.
 
+mod attention_sizes;
+mod axes_rule;
 mod config_error;
 pub mod config_keys;
 pub mod decoder;
@@ -12,6 +14,7 @@ pub mod gated_mlp;
 pub mod hybrid;
 mod layer;
 pub mod layer_cache;
+pub mod layer_embeddings;
 pub mod layer_norm;
 mod mixed;
 mod mixer;
@@ -24,9 +27,11 @@ mod sliding_window;
 pub mod step_inputs;
 pub mod vision;
 
+pub use attention_sizes::AttentionSizes;
+pub use axes_rule::AxesRule;
 pub use config_error::{ConfigError, WIDTH_MAX};
 pub use decoder_config::{
-    AxesRule, Biases, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind, PictureMask,
+    Biases, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind, PictureMask,
 };
-pub use decoder_share::DecoderShare;
+pub use decoder_share::{DecoderShare, HeadShare};
 pub use sliding_window::{SlidingWindow, WindowRule};

@@ -2,24 +2,32 @@
 
 use bursar_kernels::{
     Activations, Backend, KernelError, RankShard, Scope, Tensor,
-    ops::{attention_paged::AttentionMask, rotary::Rope, rotary_kv_write::HeadNorms},
+    ops::{
+        attention_paged::AttentionMask,
+        rms_norm::RmsNorm,
+        rotary::Rope,
+        rotary_kv_write::{HeadNorms, ValueNorms},
+    },
 };
 
 use super::{
-    decoder_config::DecoderConfig, decoder_share::DecoderShare, layer_cache::LayerCache, mixed::Mixed,
+    decoder_config::DecoderConfig,
+    decoder_share::{DecoderShare, HeadShare},
+    layer_cache::LayerCache,
+    mixed::Mixed,
     step_inputs::StepInputs,
 };
 use crate::weights::{Linear, NormScaling, WeightError, WeightMap};
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions.
 pub struct PagedAttention {
-    /// `[(heads + 2 * kv_heads) * head_dim, hidden]`: queries, keys, values. `heads * head_dim`
-    /// rows of gates follow, if the result is gated.
+    /// `[(heads + 2 * kv_heads) * head_dim, hidden]`: queries, keys, values. There are no values if
+    /// they are the keys, and neither keys nor values if the layer reads those of another layer.
+    /// `heads * head_dim` rows of gates follow, if the result is gated.
     pub qkv: Linear,
     /// `[hidden, heads * head_dim]`
     pub out: Linear,
-    /// Norms of each query and key head, if the model has them.
-    norms: Option<HeadNorms<'static>>,
+    norms: Norms,
     /// `[2, kv_heads]` f32: scales of the cached keys and values of each head, if
     /// the cache is quantized.
     cache_scales: Option<Tensor<'static>>,
@@ -33,6 +41,14 @@ pub struct PagedAttention {
     window: Option<usize>,
 }
 
+/// Norms of the heads before the rotation, if the model has them.
+enum Norms {
+    None,
+    Heads(HeadNorms<'static>),
+    /// `[head_dim]`, of query heads: the layer reads the keys and values of another layer.
+    Queries { weight: Tensor<'static>, weight_offset: f32, epsilon: f32 },
+}
+
 impl PagedAttention {
     /// Claims the weights of layer `index`, under `name`, for the heads of this rank.
     pub fn claim(
@@ -42,20 +58,21 @@ impl PagedAttention {
         share: &DecoderShare,
         index: usize,
     ) -> Result<Self, WeightError> {
-        let qkv = PagedAttention::claim_qkv(map, name, config, share, config.hidden.into())?;
+        let qkv = PagedAttention::claim_qkv(map, name, config, share, index, config.hidden.into())?;
         PagedAttention::claim_rest(map, name, config, share, index, qkv)
     }
 
-    /// Claims the columns `inputs` of [`qkv`](Self::qkv), for the heads of this rank.
+    /// Claims the columns `inputs` of [`qkv`](Self::qkv) of layer `index`, for the heads of this rank.
     pub fn claim_qkv(
         map: &mut WeightMap<'_>,
         name: &str,
         config: &DecoderConfig,
         share: &DecoderShare,
+        index: usize,
         inputs: RankShard,
     ) -> Result<Linear, WeightError> {
-        let head_dim = config.head_dim;
-        let (query_rows, kv_rows) = (share.heads.times(head_dim), share.kv_heads.times(head_dim));
+        let HeadShare { kv_heads, head_dim, keys_are_values } = share.attention(config, index);
+        let (query_rows, kv_rows) = (share.heads.times(head_dim), kv_heads.times(head_dim));
         let [query, key, value] = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{name}.{part}"));
         // With gates, `q_proj` has the rows of each head's query, followed by the rows of its gate.
         let of_head = |head: usize, half: usize| RankShard {
@@ -64,7 +81,15 @@ impl PagedAttention {
             whole: 2 * query_rows.whole,
         };
         let of_heads = |half: usize| share.heads.range().map(move |head| of_head(head, half));
-        let keys_values = [(key.as_str(), kv_rows), (value.as_str(), kv_rows)];
+        let kept = match (config.kv_source(index) == index, keys_are_values) {
+            (false, _) => 0,
+            (true, keys_are_values) => if keys_are_values { 1 } else { 2 },
+        };
+        let keys_values = [(key.as_str(), kv_rows), (value.as_str(), kv_rows)].into_iter().take(kept);
+        if kept == 0 {
+            // Checkpoints may have weights of the keys and values that such a layer does not compute.
+            ["k_proj", "v_proj", "k_norm", "v_norm"].iter().for_each(|part| map.leave_unread(&format!("{name}.{part}")));
+        }
         let named = |rows| (query.as_str(), rows);
         let rows: Vec<_> = if config.output_gate {
             of_heads(0).map(named).chain(keys_values).chain(of_heads(1).map(named)).collect()
@@ -84,13 +109,14 @@ impl PagedAttention {
         qkv: Linear,
     ) -> Result<Self, WeightError> {
         let part = |part: &str| format!("{name}.{part}");
-        let (hidden, head_dim) = (config.hidden, config.head_dim);
+        let HeadShare { kv_heads, head_dim, keys_are_values } = share.attention(config, index);
+        let (hidden, is_source) = (config.hidden, config.kv_source(index) == index);
         let query_rows = share.heads.times(head_dim);
         // YaRN multiplies the rotated elements of queries and keys by a factor. If RoPE rotates all
         // elements, the scores are multiplied by the square of the factor instead. Otherwise, the
         // weights of the norms before the rotation include the factor.
         let factor = config.rope_of(index).1.attention_factor();
-        let scaled = (config.rotary_dim < head_dim && factor != 1.0).then_some(NormScaling {
+        let scaled = (config.rotary_dim < config.head_dim && factor != 1.0).then_some(NormScaling {
             elements: config.rotary_dim,
             weight_offset: config.norm_offset,
             factor,
@@ -101,19 +127,25 @@ impl PagedAttention {
                 Some(scaled) => map.scaled_norm(&part(name), head_dim, scaled),
                 None => map.tensor(&part(name), [head_dim]),
             };
-            Some(HeadNorms {
-                query: norm("q_norm.weight")?,
-                key: norm("k_norm.weight")?,
-                weight_offset: config.norm_offset,
-                epsilon: config.norm_epsilon,
-            })
+            let (query, weight_offset, epsilon) = (norm("q_norm.weight")?, config.norm_offset, config.norm_epsilon);
+            let values = match (config.value_norms, keys_are_values) {
+                (false, _) => ValueNorms::None,
+                (true, false) => ValueNorms::OfValues,
+                (true, true) => ValueNorms::OfKeys,
+            };
+            if is_source {
+                Norms::Heads(HeadNorms { query, key: norm("k_norm.weight")?, weight_offset, epsilon, values })
+            } else {
+                Norms::Queries { weight: query, weight_offset, epsilon }
+            }
         } else {
-            None
+            Norms::None
         };
+        let source = name.replace(&format!(".{index}."), &format!(".{}.", config.kv_source(index)));
         Ok(PagedAttention {
             qkv,
             norms,
-            cache_scales: map.cache_scales(name, share.kv_heads)?,
+            cache_scales: map.cache_scales(&source, kv_heads)?,
             out: map.linear(&part("o_proj"), hidden, query_rows, config.biases.out)?,
             heads: share.heads.count,
             has_gate: config.output_gate,
@@ -123,8 +155,9 @@ impl PagedAttention {
     }
 
     /// Projects `normed` `[tokens, hidden]` to queries, keys, values and gates, rotates queries and
-    /// keys by their positions, and writes keys and values to `cache`. Returns one row of
-    /// [`qkv`](Self::qkv) per token. Only the queries and gates in it are valid afterward.
+    /// keys by their positions, and writes keys and values to `cache`, unless they are those of
+    /// another layer. Returns one row of [`qkv`](Self::qkv) per token. Only the queries and gates in
+    /// it are valid afterward.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -134,6 +167,11 @@ impl PagedAttention {
         cache: &LayerCache,
     ) -> Result<Tensor<'s>, KernelError> {
         let mut projected = self.qkv.forward(scope, normed)?;
+        if let Norms::Queries { weight, weight_offset, epsilon } = &self.norms {
+            let norm = RmsNorm { weight, weight_offset: *weight_offset, epsilon: *epsilon };
+            scope.rotary(&mut projected, self.heads, Some(norm), &step.positions, rope)?;
+            return Ok(projected);
+        }
         self.write(scope, &mut projected, (rope, &step.positions), step, cache)?;
         Ok(projected)
     }
@@ -150,9 +188,14 @@ impl PagedAttention {
     ) -> Result<(), KernelError> {
         let (layer, group) = cache.kv();
         let (shape, slots) = (layer.shape(), &step.groups[group].slots);
-        let mut qkv = projected.column_range_mut(0..(self.heads + 2 * shape.kv_heads) * shape.head_dim);
+        let norms = match &self.norms {
+            Norms::Heads(norms) => Some(norms),
+            Norms::None | Norms::Queries { .. } => None,
+        };
+        let kv_heads = norms.map_or(ValueNorms::None, |norms| norms.values).kv_columns(shape.kv_heads);
+        let mut qkv = projected.column_range_mut(0..(self.heads + kv_heads) * shape.head_dim);
         let cache = layer.scaled(self.cache_scales.as_ref());
-        scope.rotary_kv_write(&mut qkv, self.heads, self.norms.as_ref(), positions, rope, slots, cache)
+        scope.rotary_kv_write(&mut qkv, self.heads, norms, positions, rope, slots, cache)
     }
 
     /// Writes keys and values of `normed` `[tokens, hidden]` to `cache`, then computes attention

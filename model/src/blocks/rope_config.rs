@@ -57,9 +57,14 @@ struct Inner {
 /// Keys that are read for every type.
 const ALWAYS: [&str; 4] = ["rope_type", "type", "rope_theta", "mrope_section"];
 
+/// The type that rotates only the pairs with the highest frequencies, with the frequencies that
+/// these pairs have if all pairs are rotated (Gemma 4).
+const PROPORTIONAL: &str = "proportional";
+
 /// Types that scale frequencies, and the keys that are read for each type.
-const SCALED: [(&str, &[&str]); 4] = [
+const SCALED: [(&str, &[&str]); 5] = [
     ("linear", &["factor"]),
+    (PROPORTIONAL, &["factor", "partial_rotary_factor"]),
     ("dynamic", &["factor"]),
     ("llama3", &["factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"]),
     (
@@ -139,12 +144,13 @@ impl RopeConfig {
         {
             return Err(config_keys::unknown(place, key, value));
         }
+        let partial = inner.partial_rotary_factor.or(outer.partial_rotary_factor).filter(|_| kind != PROPORTIONAL);
         Ok(RopeConfig {
             theta: inner.rope_theta.unwrap_or(outer.rope_theta),
             scaling: inner.scaling(kind, place, outer.max_position_embeddings)?,
             sections: inner.mrope_section,
             interleaved: inner.mrope_interleaved,
-            partial: inner.partial_rotary_factor.or(outer.partial_rotary_factor),
+            partial,
         })
     }
 
@@ -181,7 +187,7 @@ impl Inner {
                     return Err(ConfigError::Unsupported {
                         field: format!("{place}{key}"),
                         value: kind.to_owned(),
-                        supported: "default, linear, dynamic, llama3, yarn, and mrope for positions of pictures",
+                        supported: "default, linear, dynamic, llama3, yarn, proportional, and mrope for positions of pictures",
                     });
                 }
             }
@@ -205,12 +211,20 @@ impl Inner {
         }
         let original_context = self.original_max_position_embeddings.or(context).filter(|tokens| *tokens > 0);
         let implied = context.zip(original_context).map(|(context, original)| context as f64 / original as f64);
-        let factor = self.factor.or(implied.filter(|_| kind == "yarn"));
+        let factor = match kind {
+            "yarn" => self.factor.or(implied),
+            PROPORTIONAL => self.factor.or(Some(1.0)),
+            _ => self.factor,
+        };
         let Some(factor) = factor.filter(|factor| *factor >= 1.0 && factor.is_finite()) else {
             return refuse("factor", "1 or more");
         };
         match (kind, original_context) {
             ("linear", _) => Ok(RopeScaling::Linear { factor }),
+            (PROPORTIONAL, _) => match self.partial_rotary_factor.unwrap_or(1.0) {
+                rotated if (0.0..=1.0).contains(&rotated) => Ok(RopeScaling::Proportional { rotated, factor }),
+                _ => refuse("partial_rotary_factor", "from 0 to 1"),
+            },
             // This type changes frequencies only for sequences longer than
             // `max_position_embeddings`, and no admitted sequence is longer.
             ("dynamic", _) => Ok(RopeScaling::Plain),

@@ -13,6 +13,13 @@ pub enum RopeScaling {
         /// Divisor of all frequencies; at least 1.
         factor: f64,
     },
+    /// Gemma 4: only the pairs with the highest frequencies are rotated.
+    Proportional {
+        /// Fraction of the pairs that are rotated, from 0 to 1.
+        rotated: f64,
+        /// Divisor of all frequencies; at least 1.
+        factor: f64,
+    },
     /// Llama 3.1: low frequencies are divided by `factor`, high frequencies are unchanged, and
     /// frequencies in between are blended.
     Llama3 {
@@ -50,6 +57,12 @@ impl RopeScaling {
         match *self {
             RopeScaling::Plain => plain.map(|frequency| frequency as f32).collect(),
             RopeScaling::Linear { factor } => plain.map(|frequency| (frequency / factor) as f32).collect(),
+            RopeScaling::Proportional { rotated, factor } => {
+                // Rounded down, as in transformers 5.17 (`_compute_proportional_rope_parameters`).
+                let pairs = (rotated * dim as f64 / 2.0) as usize;
+                let scaled = |(pair, frequency)| if pair < pairs { (frequency / factor) as f32 } else { 0.0 };
+                plain.enumerate().map(scaled).collect()
+            }
             RopeScaling::Llama3 { factor, low_factor, high_factor, original_context } => {
                 let scaled = |frequency: f64| {
                     let turns = original_context as f64 * frequency / TAU;

@@ -35,6 +35,8 @@ pub enum WindowRule {
     /// without `layer_types`, all layers except every `n`th, where `n` is `sliding_window_pattern`
     /// (`configuration_gemma3.py`).
     Pattern,
+    /// Like `Pattern`, but the last layer never has a window (`configuration_gemma4.py`).
+    PatternButLast,
 }
 
 #[derive(Deserialize)]
@@ -62,12 +64,12 @@ impl SlidingWindow {
         let fields = Fields::deserialize(fields)?;
         let is_used = match rule {
             WindowRule::Never => false,
-            WindowRule::AllLayers | WindowRule::Pattern => true,
+            WindowRule::AllLayers | WindowRule::Pattern | WindowRule::PatternButLast => true,
             WindowRule::AllLayersIfUsed | WindowRule::PerLayer => fields.use_sliding_window == Some(true),
         };
         let window = fields.sliding_window.filter(|_| is_used);
-        let is_in = match (rule, &fields.layer_types) {
-            (WindowRule::PerLayer | WindowRule::Pattern, Some(types)) => {
+        let mut is_in: Vec<_> = match (rule, &fields.layer_types) {
+            (WindowRule::PerLayer | WindowRule::Pattern | WindowRule::PatternButLast, Some(types)) => {
                 types.iter().map(|kind| kind == SLIDING).collect()
             }
             (WindowRule::PerLayer, None) if window.is_some() => {
@@ -78,7 +80,7 @@ impl SlidingWindow {
                 })?;
                 (0..layers).map(|layer| layer >= first).collect()
             }
-            (WindowRule::Pattern, None) => {
+            (WindowRule::Pattern | WindowRule::PatternButLast, None) => {
                 let pattern = fields.sliding_window_pattern.unwrap_or(6);
                 ConfigError::check_size("sliding_window_pattern", pattern, HEAD_MAX)?;
                 (1..=layers).map(|layer| !layer.is_multiple_of(pattern)).collect()
@@ -88,6 +90,9 @@ impl SlidingWindow {
         if let Some(types) = &fields.layer_types {
             check_layer_types(types, layers)?;
             check_kinds(place, types, rule, &is_in)?;
+        }
+        if let (WindowRule::PatternButLast, Some(last)) = (rule, is_in.last_mut()) {
+            *last = false;
         }
         let Some(tokens) = window else {
             return match is_in.iter().position(|is_in| *is_in) {
@@ -124,7 +129,7 @@ pub fn check_layer_types(types: &[String], layers: usize) -> Result<(), ConfigEr
 /// Refuses kinds of attention other than full and sliding. If the transformers class ignores
 /// `layer_types`, also refuses entries that contradict the attention that the class computes.
 fn check_kinds(place: &str, types: &[String], rule: WindowRule, is_in: &[bool]) -> Result<(), ConfigError> {
-    let is_listed = matches!(rule, WindowRule::PerLayer | WindowRule::Pattern);
+    let is_listed = matches!(rule, WindowRule::PerLayer | WindowRule::Pattern | WindowRule::PatternButLast);
     let kinds = is_in.iter().map(|is_in| if *is_in { SLIDING } else { FULL });
     match types.iter().zip(kinds).enumerate().find(|(_, (given, kind))| given != kind) {
         None => Ok(()),

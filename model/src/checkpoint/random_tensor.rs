@@ -12,15 +12,16 @@ pub enum RandomTensor {
         /// The seed of this tensor.
         seed: u64,
     },
-    /// Ones, for the weights of norms.
+    /// Ones, for the weights of norms and the factors after layers.
     Ones,
 }
 
 impl RandomTensor {
     /// The content of the tensor `name` with `axes` axes. A vector whose name ends in `.weight`
-    /// belongs to a norm and holds ones; all other tensors are drawn.
+    /// belongs to a norm and holds ones, as do the factors after layers; all other tensors are
+    /// drawn.
     pub(super) fn of(seed: u64, name: &str, axes: usize) -> Self {
-        if axes <= 1 && name.ends_with(".weight") {
+        if axes <= 1 && (name.ends_with(".weight") || name.ends_with(".layer_scalar")) {
             return RandomTensor::Ones;
         }
         let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 random tensor v1");

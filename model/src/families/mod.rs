@@ -5,6 +5,7 @@ mod deepstack;
 mod gemma;
 pub mod gemma3;
 pub mod gemma3_text;
+pub mod gemma4;
 pub mod internvl;
 pub mod llama;
 mod mrope;

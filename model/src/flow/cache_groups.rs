@@ -2,30 +2,80 @@
 //!
 //! A layer with a window reads only the last tokens of a sequence, so the sequence may release
 //! earlier blocks. A sequence therefore has one block table for each group of layers with the same
-//! window. All groups take their blocks from one pool, so all groups have the same number of
-//! layers, and any group can reuse a block that another group released. The method is that of
-//! vLLM's hybrid KV cache manager (`v1/core/kv_cache_coordinator.py`) and of Jenga
-//! (arXiv 2503.18292).
+//! window. All groups take their blocks from one pool, so that any group can reuse a block that
+//! another group released. A block has the same number of segments for all groups. If layers with
+//! full attention have wider or narrower keys than layers with a window, a segment of a block has
+//! several of the narrower layers. The method is that of vLLM's hybrid KV cache manager
+//! (`v1/core/kv_cache_coordinator.py`) and of Jenga (arXiv 2503.18292).
 
 use std::collections::BTreeMap;
 
 use bursar_kernels::BLOCK_TOKENS;
 
-/// There is at most one padding layer for every `PADDING_PART` attention layers, unless that limit
-/// would result in more than [`GROUPS_MAX`] groups. A group with fewer layers than the other groups
-/// is filled up with padding.
+/// There is at most one part of padding for every `PADDING_PART` parts of attention layers, unless
+/// that limit would result in more than [`GROUPS_MAX`] groups. A group with fewer layers than fit
+/// in its blocks is filled up with padding.
 const PADDING_PART: usize = 16;
 
 /// Maximum number of groups, unless the layers have more different windows. Each group costs a
 /// block table per sequence.
 const GROUPS_MAX: usize = 8;
 
+/// Like [`GROUPS_MAX`], for layers of two widths. With few groups, most of the blocks of the
+/// narrower layers would be padding.
+const MIXED_GROUPS_MAX: usize = 12;
+
+/// How many times padding counts in a group with full attention, which has blocks for the whole
+/// context. A context has several times the tokens of a window.
+const FULL_PADDING: usize = 4;
+
+/// The number of layers in a segment of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SegmentLayers {
+    /// Layers with full attention.
+    pub full: usize,
+    /// Layers with a window.
+    pub windowed: usize,
+}
+
+impl SegmentLayers {
+    /// One layer, whatever its window.
+    pub const ONE: SegmentLayers = SegmentLayers { full: 1, windowed: 1 };
+
+    /// Layers with these widths: the elements of a token's keys. Segments are as short as both kinds
+    /// of layers allow.
+    ///
+    /// # Panics
+    /// If a width is 0.
+    pub fn of_widths(full: usize, windowed: usize) -> Self {
+        let (mut divisor, mut rest) = (full, windowed);
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        SegmentLayers { full: windowed / divisor, windowed: full / divisor }
+    }
+
+    fn of(self, window: Option<usize>) -> usize {
+        if window.is_none() { self.full } else { self.windowed }
+    }
+}
+
+/// Where the blocks of a group have the keys and values of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerPlace {
+    pub group: usize,
+    /// Index of the segment within a block.
+    pub segment: usize,
+    /// Index among the layers of the segment.
+    pub index: usize,
+}
+
 /// Attention layers with the same window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheGroup {
     /// The number of latest tokens that a token attends to, including itself. `None` means all.
     pub window: Option<usize>,
-    /// The layers, at most [`layers_each`](CacheGroups::layers_each).
+    /// The layers, at most as many as fit in the segments of a block.
     pub layers: Vec<usize>,
 }
 
@@ -47,7 +97,8 @@ impl CacheGroup {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheGroups {
     groups: Vec<CacheGroup>,
-    layers_each: usize,
+    segments: usize,
+    layers: SegmentLayers,
 }
 
 impl Default for CacheGroups {
@@ -58,33 +109,53 @@ impl Default for CacheGroups {
 }
 
 impl CacheGroups {
-    /// Groups attention layers by window. If all layers have the same window, they form one group.
-    /// Otherwise, the group size is the largest one for which padding layers are at most 1 /
-    /// `PADDING_PART` of the attention layers. If that size results in more than `GROUPS_MAX`
-    /// groups, the size with the least padding among those with at most `GROUPS_MAX` groups is
-    /// used. If there are no layers, the result is one empty group.
+    /// Groups attention layers of equal width by window.
     pub fn new(layers: impl IntoIterator<Item = (usize, Option<usize>)>) -> Self {
+        CacheGroups::of_segments(layers, SegmentLayers::ONE)
+    }
+
+    /// Groups attention layers by window, with `of_segment` layers in each segment of a block. If
+    /// all layers have the same window, they form one group. Otherwise, a block has the largest
+    /// number of segments for which padding is at most 1 / `PADDING_PART` of the attention layers.
+    /// If there would be too many groups, the number with the least padding among those with few
+    /// enough groups is used. If there are no layers, the result is one empty group.
+    pub fn of_segments(
+        layers: impl IntoIterator<Item = (usize, Option<usize>)>,
+        of_segment: SegmentLayers,
+    ) -> Self {
         let mut kinds: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
         layers.into_iter().for_each(|(layer, window)| kinds.entry(window).or_default().push(layer));
-        let most = kinds.values().map(Vec::len).max().unwrap_or(1);
-        let all: usize = kinds.values().map(Vec::len).sum();
-        let padding =
-            |each: usize| -> usize { kinds.values().map(|kind| kind.len().next_multiple_of(each) - kind.len()).sum() };
-        let is_dense = |each: &usize| padding(*each) * PADDING_PART <= all;
-        let groups = |each: usize| kinds.values().map(|kind| kind.len().div_ceil(each)).sum::<usize>();
-        let is_few = |each: &usize| groups(*each) <= GROUPS_MAX.max(kinds.len());
+        // Lengths are counted in the largest unit in which all layers have a whole length.
+        let unit = of_segment.full * of_segment.windowed;
+        let length = |window: Option<usize>, layers: usize| layers * (unit / of_segment.of(window));
+        let most = kinds.iter().map(|(window, kind)| kind.len().div_ceil(of_segment.of(*window))).max().unwrap_or(1);
+        let all: usize = kinds.iter().map(|(window, kind)| length(*window, kind.len())).sum();
+        let of_group = |window: Option<usize>, segments: usize| segments * of_segment.of(window);
+        let padding = |segments: usize, times: usize| -> usize {
+            let of_kind = |(window, kind): (&Option<usize>, &Vec<usize>)| {
+                let layers = kind.len().next_multiple_of(of_group(*window, segments)) - kind.len();
+                length(*window, layers) * if window.is_none() { times } else { 1 }
+            };
+            kinds.iter().map(of_kind).sum()
+        };
+        let is_dense = |segments: &usize| padding(*segments, 1) * PADDING_PART <= all;
+        let groups = |segments: usize| -> usize {
+            kinds.iter().map(|(window, kind)| kind.len().div_ceil(of_group(*window, segments))).sum()
+        };
+        let groups_max = if of_segment == SegmentLayers::ONE { GROUPS_MAX } else { MIXED_GROUPS_MAX };
+        let is_few = |segments: &usize| groups(*segments) <= groups_max.max(kinds.len());
         let dense = (1..=most).rev().find(is_dense).filter(is_few);
-        let sparse = || (1..=most).rev().filter(is_few).min_by_key(|each| padding(*each));
-        let layers_each = dense.or_else(sparse).unwrap_or(1);
+        let sparse = || (1..=most).rev().filter(is_few).min_by_key(|segments| padding(*segments, FULL_PADDING));
+        let segments = dense.or_else(sparse).unwrap_or(1);
         let of_kind = |(window, layers): (Option<usize>, Vec<usize>)| {
             let group = |layers: &[usize]| CacheGroup { window, layers: layers.to_vec() };
-            layers.chunks(layers_each).map(group).collect::<Vec<_>>()
+            layers.chunks(of_group(window, segments)).map(group).collect::<Vec<_>>()
         };
         let mut groups: Vec<_> = kinds.into_iter().flat_map(of_kind).collect();
         if groups.is_empty() {
             groups.push(CacheGroup { window: None, layers: Vec::new() });
         }
-        CacheGroups { groups, layers_each }
+        CacheGroups { groups, segments, layers: of_segment }
     }
 
     pub fn as_slice(&self) -> &[CacheGroup] {
@@ -96,16 +167,24 @@ impl CacheGroups {
         self.groups.len()
     }
 
-    /// Number of layers in a block, the same for all groups. The last group of each window size may
-    /// have fewer layers; the rest of its blocks is padding.
-    pub fn layers_each(&self) -> usize {
-        self.layers_each
+    /// Number of segments of a block, the same for all groups. The last group of each window size
+    /// may have fewer layers than fit; the rest of its blocks is padding.
+    pub fn segments(&self) -> usize {
+        self.segments
     }
 
-    /// The group of an attention layer, and the layer's index in the blocks of that group.
-    pub fn place(&self, layer: usize) -> Option<(usize, usize)> {
+    /// Number of layers in each segment.
+    pub fn segment_layers(&self) -> SegmentLayers {
+        self.layers
+    }
+
+    /// The place of an attention layer.
+    pub fn place(&self, layer: usize) -> Option<LayerPlace> {
         let in_group = |group: &CacheGroup| group.layers.iter().position(|other| *other == layer);
-        self.groups.iter().enumerate().find_map(|(index, group)| Some((index, in_group(group)?)))
+        self.groups.iter().enumerate().find_map(|(index, group)| {
+            let (place, of_segment) = (in_group(group)?, self.layers.of(group.window));
+            Some(LayerPlace { group: index, segment: place / of_segment, index: place % of_segment })
+        })
     }
 
     /// Number of groups with full attention, which precede all other groups.
@@ -179,7 +258,7 @@ mod tests {
     /// The windows of the groups, and the layers of each.
     fn shape(groups: &CacheGroups) -> (Vec<(Option<usize>, usize)>, usize) {
         let shown = groups.as_slice().iter().map(|group| (group.window, group.layers.len())).collect();
-        (shown, groups.layers_each())
+        (shown, groups.segments())
     }
 
     #[test]
@@ -187,7 +266,8 @@ mod tests {
         for window in [None, Some(32)] {
             let groups = of(&[window; 28]);
             assert_eq!(shape(&groups), (vec![(window, 28)], 28));
-            assert_eq!((groups.place(27), groups.place(28)), (Some((0, 27)), None));
+            let last = LayerPlace { group: 0, segment: 27, index: 0 };
+            assert_eq!((groups.place(27), groups.place(28)), (Some(last), None));
         }
         assert_eq!(shape(&CacheGroups::default()), (vec![(None, 1)], 1));
         assert_eq!(shape(&of(&[])), (vec![(None, 0)], 1), "a decoder without attention");
@@ -207,19 +287,46 @@ mod tests {
     #[test]
     fn more_padding_is_allowed_if_there_would_be_many_groups() {
         let mixed = |full: usize, windowed: usize| of(&[vec![None; full], vec![Some(64); windowed]].concat());
-        let size = |full, windowed| (mixed(full, windowed).count(), mixed(full, windowed).layers_each());
+        let size = |full, windowed| (mixed(full, windowed).count(), mixed(full, windowed).segments());
         assert_eq!(size(13, 15), (2, 15), "two layers of padding");
-        assert_eq!(size(5, 23), (5, 6), "two layers of padding");
+        assert_eq!(size(5, 23), (6, 5), "two layers of padding, none of them with full attention");
         assert_eq!(size(27, 1), (8, 4), "four layers of padding");
         let kinds = of(&(1..=20).map(Some).collect::<Vec<_>>());
-        assert_eq!((kinds.count(), kinds.layers_each()), (20, 1), "each kind needs a group");
+        assert_eq!((kinds.count(), kinds.segments()), (20, 1), "each kind needs a group");
     }
 
     #[test]
     fn groups_with_full_attention_come_first() {
         let groups = of(&[Some(9), None, Some(9), None]);
         assert_eq!(groups.full(), 1);
-        assert_eq!([1, 3, 0, 2].map(|layer| groups.place(layer).expect("a group")), [(0, 0), (0, 1), (1, 0), (1, 1)]);
+        let place = |layer| groups.place(layer).map(|place| (place.group, place.segment)).expect("a group");
+        assert_eq!([1, 3, 0, 2].map(place), [(0, 0), (0, 1), (1, 0), (1, 1)]);
+    }
+
+    /// Gemma 4: the released sizes, and what a block of each has.
+    #[test]
+    fn narrow_layers_share_a_segment() {
+        // One in six layers has full attention (one in five in the smallest).
+        let groups = |layers: usize, every: usize, full: usize, windowed: usize| {
+            let window = |layer: usize| Some(1024).filter(|_| (layer + 1) % every != 0);
+            let layers = (0..layers).map(|layer| (layer, window(layer)));
+            CacheGroups::of_segments(layers, SegmentLayers::of_widths(full, windowed))
+        };
+        let large = groups(60, 6, 4 * 512, 16 * 256);
+        assert_eq!(large.segment_layers(), SegmentLayers { full: 2, windowed: 1 });
+        assert_eq!((large.count(), large.full(), large.segments()), (11, 1, 5), "no padding");
+        assert_eq!(large.place(5), Some(LayerPlace { group: 0, segment: 0, index: 0 }));
+        assert_eq!(large.place(11), Some(LayerPlace { group: 0, segment: 0, index: 1 }));
+        assert_eq!(large.place(59), Some(LayerPlace { group: 0, segment: 4, index: 1 }));
+        assert_eq!(large.place(6), Some(LayerPlace { group: 2, segment: 0, index: 0 }));
+        let unified = groups(48, 6, 512, 8 * 256);
+        assert_eq!(unified.segment_layers(), SegmentLayers { full: 4, windowed: 1 });
+        assert_eq!((unified.count(), unified.full(), unified.segments()), (11, 1, 4), "8 of 16 layers are padding");
+        // The layers that other layers read.
+        let small = groups(15, 5, 512, 256);
+        assert_eq!(small.segment_layers(), SegmentLayers { full: 1, windowed: 2 });
+        assert_eq!((small.count(), small.full(), small.segments()), (3, 1, 3), "no padding");
+        assert_eq!(SegmentLayers::of_widths(96, 64), SegmentLayers { full: 2, windowed: 3 });
     }
 
     #[test]

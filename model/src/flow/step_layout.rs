@@ -11,7 +11,7 @@ use bursar_kernels::{
     },
 };
 
-use super::{StepArray, StepBatch};
+use super::{SegmentLayers, StepArray, StepBatch};
 
 /// Each array starts at a multiple of this many u32: 128 bytes, the size of a GPU cache line.
 const ALIGNMENT: usize = 32;
@@ -23,6 +23,10 @@ pub struct StepFormat {
     pub axes: usize,
     /// The model's [cache groups](super::CacheGroups).
     pub groups: usize,
+    /// Cache groups with full attention, which precede all other groups.
+    pub full_groups: usize,
+    /// Layers in each segment of a block. A layer sees each block of the cache as this many blocks.
+    pub segment_layers: SegmentLayers,
     /// Whether some layers have recurrent states.
     pub has_states: bool,
     /// Whether tokens of a picture attend to the later tokens of their picture. A step then never
@@ -72,6 +76,25 @@ pub struct StateCounts {
     pub single_rows: usize,
     /// Leading [short sequences](StepBatch::short_sequences).
     pub short: usize,
+}
+
+impl StepFormat {
+    /// The format of a text model with one cache group.
+    pub const TEXT: StepFormat = StepFormat {
+        axes: 1,
+        groups: 1,
+        full_groups: 1,
+        segment_layers: SegmentLayers::ONE,
+        has_states: false,
+        whole_pictures: false,
+    };
+
+    /// Number of blocks that a layer of `group` sees in each block of the cache. The blocks in the
+    /// arrays of a step, and the slots, are those that the layers of their group see.
+    fn blocks_of_each(&self, group: usize) -> u32 {
+        let SegmentLayers { full, windowed } = self.segment_layers;
+        (if group < self.full_groups { full } else { windowed }) as u32
+    }
 }
 
 impl StepLayout {
@@ -277,7 +300,9 @@ impl StepLayout {
         let slots = &mut words[self.place(StepArray::Slots)];
         slots.fill(NO_SLOT);
         for group in 0..batch.groups {
-            slots[group * self.tokens..][..rows].copy_from_slice(&batch.slots[group * rows..][..rows]);
+            let times = self.format.blocks_of_each(group);
+            let of_group = slots[group * self.tokens..].iter_mut().zip(&batch.slots[group * rows..][..rows]);
+            of_group.for_each(|(to, slot)| *to = slot_of_layer(*slot, times));
         }
         let (starts, contexts) = (self.place(StepArray::QueryStarts), self.place(StepArray::ContextLengths));
         let mut used = 0;
@@ -298,7 +323,8 @@ impl StepLayout {
             for (row, AttentionSequence { sequence, .. }) in attention_sequences(batch).enumerate() {
                 let first = (group * self.sequences + row) * self.blocks_max;
                 words.resize(self.place(StepArray::BlockTables).start + first, 0);
-                words.extend_from_slice(&batch.block_tables[(group * sequences + sequence) * columns..][..columns]);
+                let table = &batch.block_tables[(group * sequences + sequence) * columns..][..columns];
+                words.extend(table.iter().map(|block| block * self.format.blocks_of_each(group)));
             }
         }
     }
@@ -310,6 +336,13 @@ impl StateCounts {
         let counts = StateCounts { sequences: rows, single_rows, short: rows };
         if format.has_states { counts } else { StateCounts::default() }
     }
+}
+
+/// The slot that a layer sees, which sees each block of the cache as `times` blocks and has its keys
+/// and values in the first of them.
+fn slot_of_layer(slot: u32, times: u32) -> u32 {
+    let block_tokens = BLOCK_TOKENS as u32;
+    slot / block_tokens * times * block_tokens + slot % block_tokens
 }
 
 /// Rows of a batch that attention treats as one sequence.
@@ -338,7 +371,7 @@ mod tests {
 
     /// The format of a decoder without recurrent states.
     fn axes(axes: usize) -> StepFormat {
-        StepFormat { axes, groups: 1, has_states: false, whole_pictures: false }
+        StepFormat { axes, ..StepFormat::TEXT }
     }
 
     fn decoding(contexts: &[usize]) -> StepBatch {
@@ -512,7 +545,7 @@ mod tests {
     #[test]
     fn each_cache_group_has_padded_slots_and_tables() {
         let tables = [vec![1, 2].into(), BlockTable { skipped: 1, blocks: vec![5] }];
-        let format = StepFormat { groups: 2, ..axes(1) };
+        let format = StepFormat { groups: 2, full_groups: 2, ..axes(1) };
         let (batch, layout) = (decoding_with(&[20, 30], &tables), StepLayout::decode(3, format, 48));
         let mut words = Vec::new();
         layout.pack(&batch, &mut words);
@@ -520,6 +553,18 @@ mod tests {
         assert_eq!(words[layout.place(StepArray::Slots)], slots);
         let tables = &words[layout.place(StepArray::BlockTables).start..];
         assert_eq!(tables, [1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 5, 0, 0, 5], "the last row of each group is padding");
+    }
+
+    #[test]
+    fn each_group_sees_blocks_of_its_own_size() {
+        let tables = [vec![1, 2].into(), vec![3, 5].into()];
+        let segment_layers = SegmentLayers { full: 4, windowed: 3 };
+        let format = StepFormat { groups: 2, segment_layers, ..axes(1) };
+        let (batch, mut words) = (decoding_with(&[20], &tables), Vec::new());
+        let layout = StepLayout::of(&batch, format);
+        layout.pack(&batch, &mut words);
+        assert_eq!(words[layout.place(StepArray::Slots)], [8 * 16 + 4, 15 * 16 + 4]);
+        assert_eq!(words[layout.place(StepArray::BlockTables)], [4, 8, 9, 15]);
     }
 
     #[test]

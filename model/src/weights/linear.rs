@@ -69,22 +69,24 @@ impl Linear {
         scope.all_reduce_add(&self.forward(&scope, x)?, sum)
     }
 
-    /// Like [`forward_add`](Linear::forward_add), but adds the norm of the result.
+    /// Like [`forward_add`](Linear::forward_add), but adds the norm of the result, and multiplies the
+    /// sum by `factor` `[1]` f32.
     pub fn forward_norm_add<'a, B: Backend>(
         &'a self,
         scope: &Scope<'_, B>,
         x: impl Into<Activations<'a>>,
         norm: RmsNorm<'_>,
+        factor: Option<&Tensor<'_>>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
         let out = self.forward(&scope, x)?;
         if !self.is_partial {
-            return scope.rms_norm_add(&out, norm, sum);
+            return scope.rms_norm_add(&out, norm, factor, sum);
         }
         let mut whole = scope.empty([out.rows(), out.columns()])?;
         scope.all_reduce_into(&out, &mut whole)?;
-        scope.rms_norm_add(&whole, norm, sum)
+        scope.rms_norm_add(&whole, norm, factor, sum)
     }
 
     /// Like [`forward_add`](Linear::forward_add) for a partial result, but also writes the norm of

@@ -6,11 +6,12 @@
 //! - Llama with Llama 3.1's frequencies, and with linear scaling and biases everywhere;
 //! - mixtures of experts in all layers and in some layers;
 //! - hybrids of gated delta nets and attention, with unscaled frequencies and with YaRN;
-//! - Gemma 3, with the keys of the first releases and with the keys that transformers saves.
+//! - Gemma 3, with the keys of the first releases and with the keys that transformers saves;
+//! - Gemma 4 with keys that are values, and with shared keys, wide MLPs and embeddings of layers.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 
-const FOLDERS: [&str; 14] = [
+const FOLDERS: [&str; 16] = [
     "tests/golden/qwen2",
     "tests/golden/qwen3",
     "tests/golden/qwen3_yarn",
@@ -25,6 +26,8 @@ const FOLDERS: [&str; 14] = [
     "tests/golden/qwen3_5_yarn",
     "tests/golden/gemma3_text",
     "tests/golden/gemma3",
+    "tests/golden/gemma4_text",
+    "tests/golden/gemma4_sharing",
 ];
 // A sliding window in all layers, and a window in two of four layers.
 pub const WINDOWED: [&str; 2] = ["tests/golden/mistral_windowed", "tests/golden/qwen2_windowed"];

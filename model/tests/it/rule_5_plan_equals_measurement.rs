@@ -51,7 +51,8 @@ const FP8: [&str; 4] = [
     "tests/golden/qwen3_moe_fp8",
 ];
 /// Checkpoints whose layers normalize the results of attention and of the MLP.
-const GEMMA: [&str; 2] = ["tests/golden/gemma3_text", "tests/golden/gemma3"];
+const GEMMA: [&str; 4] =
+    ["tests/golden/gemma3_text", "tests/golden/gemma3", "tests/golden/gemma4_text", "tests/golden/gemma4_sharing"];
 const LLAMA: &str = "tests/golden/llama_biased";
 const DEMO: &str = "model/demo/checkpoint";
 

@@ -151,7 +151,9 @@ fn an_unknown_architecture_is_refused_with_the_supported_list() {
          Qwen3VLMoeForConditionalGeneration, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration, \
          Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, \
          LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, InternVLChatModel, \
-         Gemma3ForConditionalGeneration, Gemma3ForCausalLM"
+         Gemma3ForConditionalGeneration, Gemma3ForCausalLM, \
+         Gemma4ForConditionalGeneration, Gemma4ForCausalLM, Gemma4UnifiedForConditionalGeneration, \
+         Gemma4UnifiedForCausalLM"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("falcon")).error();

@@ -82,9 +82,14 @@ def norms_in_f64(model):
     def gated(self, x, gate):
         return plain(self, x) * torch.nn.functional.silu(gate)
 
+    def scaled(self, x):
+        return normal(x, self.eps) * (self.weight if self.with_scale else 1.0)
+
     for module in model.modules():
         kind = type(module).__name__
-        if kind.endswith("RMSNormGated"):
+        if kind.startswith("Gemma4") and kind.endswith("RMSNorm"):
+            module.forward = scaled.__get__(module)
+        elif kind.endswith("RMSNormGated"):
             module.forward = gated.__get__(module)
         elif kind.endswith("RMSNorm"):
             module.forward = (zero_centered if kind.startswith(("Qwen3_5", "Gemma3")) else plain).__get__(module)

@@ -300,7 +300,7 @@ mod tests {
                 let batch = sample.batch(
                     7,
                     100,
-                    StepFormat { axes: 1, groups: 1, has_states: false, whole_pictures: false },
+                    StepFormat::TEXT,
                     false,
                 );
                 assert!(batch.token_count() <= step_tokens && batch.sequence_count() <= sequences, "{sample:?}");

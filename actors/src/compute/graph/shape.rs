@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_step_gets_the_smallest_size_that_takes_its_drafts() {
-        let format = StepFormat { axes: 1, groups: 1, has_states: true, whole_pictures: false };
+        let format = StepFormat { has_states: true, ..StepFormat::TEXT };
         let shape = GraphLimits { verify_rows: 20, logit_rows: 9, ..GraphLimits::without_drafts(4, 32, format) };
         let verify = |rows| Some(GraphKey { rows, kind: StepKind::Verify });
         assert_eq!(shape.size_for(&batch(&[(1, 0); 3])), Some(GraphKey::decode(4)));

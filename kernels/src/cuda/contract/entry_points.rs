@@ -71,6 +71,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub rms_norm_add: F,
     pub rms_norm_rounded: F,
     pub rotary: F,
+    pub rotary_normed: F,
     pub rotary_kv_write: F,
     pub rotary_kv_write_normed: F,
     pub route_small_m: F,
@@ -83,6 +84,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub sample_choose: F,
     pub scatter_rows: F,
     pub silu_mul: F,
+    pub soft_cap: F,
     pub silu_mul_rounded: F,
     pub states: States<F>,
     /// Entry points that exist only in Hopper's machine code.
@@ -295,6 +297,7 @@ impl<F> EntryPoints<F> {
             rms_norm_add: all.typed(RMS_NORM, "rms_norm_add")?,
             rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
             rotary: all.typed(ROTARY, "rotary")?,
+            rotary_normed: all.typed(ROTARY, "rotary_normed")?,
             rotary_kv_write: all.typed(ROTARY, "rotary_kv_write")?,
             rotary_kv_write_normed: all.typed(ROTARY, "rotary_kv_write_normed")?,
             route_small_m: all.named(ROUTE, "route_small_m_f32")?,
@@ -308,6 +311,7 @@ impl<F> EntryPoints<F> {
             scatter_rows: all.named(waiting("scatter_rows"), "scatter_rows")?,
             silu_mul: all.typed(SILU_MUL, "silu_mul")?,
             silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
+            soft_cap: all.named(waiting("soft_cap"), "soft_cap")?,
             states: States::find(&mut all)?,
             hopper: if hopper { Some(HopperEntryPoints::find(&mut all)?) } else { None },
         })

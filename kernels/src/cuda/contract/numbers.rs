@@ -28,8 +28,15 @@ contract! {
         /// Maximum number of position axes. A launch passes the number of element pairs
         /// per axis by value.
         const AXES_MAX: usize = 4;
-        /// Maximum number of query and key heads that are normalized.
+        /// Maximum number of heads that are normalized, without values that are copies of keys.
         const NORMED_HEADS_MAX: usize = 256;
+        /// Value of `values`: values are written unchanged.
+        const VALUES_UNCHANGED: u32 = 0;
+        /// Value of `values`: each head of values is normalized.
+        const VALUES_NORMALIZED: u32 = 1;
+        /// Value of `values`: there are no values in a row; each head of keys is normalized and
+        /// written as a head of values.
+        const VALUES_OF_KEYS: u32 = 2;
     }
 
     /// route.cu: one warp per row, then one thread per choice.

@@ -352,11 +352,11 @@ impl<'t> Trial<'t> {
         )?;
         elementwise::gate_mul(
             self.cuda,
-            calls::GateMul {
-                gate_up: gate_up.view(),
-                activation: GateActivation::Silu,
-                out: Activations::of_plain(out.column_range(0..out_features / 2)),
-            },
+            calls::GateMul::of(
+                &gate_up,
+                GateActivation::Silu,
+                Activations::of_plain(out.column_range(0..out_features / 2)),
+            ),
         )
     }
 

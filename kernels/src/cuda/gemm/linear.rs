@@ -37,8 +37,7 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
             out: call.gate_up.view(),
         };
         linear(cuda, ungated)?;
-        let (gate_up, activation, out) = (call.gate_up.view(), call.activation, call.out.view());
-        elementwise::gate_mul(cuda, calls::GateMul { gate_up, activation, out })
+        elementwise::gate_mul(cuda, calls::GateMul::of(&call.gate_up, call.activation, call.out.view()))
     };
     // The fused kernels for quantized weights support only SiLU.
     if call.activation != GateActivation::Silu && operands.scheme.is_some() {

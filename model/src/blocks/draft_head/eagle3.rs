@@ -80,7 +80,7 @@ impl Eagle3Head {
         let attention = of_layer("self_attn");
         let [qkv, of_hidden] = [0, hidden].map(|first| {
             let inputs = RankShard { first, count: hidden, whole: 2 * hidden };
-            PagedAttention::claim_qkv(map, &attention, layer, &share, inputs)
+            PagedAttention::claim_qkv(map, &attention, layer, &share, 0, inputs)
         });
         let attention = PagedAttention::claim_rest(map, &attention, layer, &share, 0, qkv?)?;
         let mlp = ["gate", "up", "down"].map(|part| of_layer(&format!("mlp.{part}_proj")));

@@ -7,7 +7,8 @@ use crate::{
     blocks::{
         config_error::ConfigError,
         config_keys,
-        decoder_config::{AxesRule, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind},
+        axes_rule::AxesRule,
+        decoder_config::{DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind},
         sliding_window::{SlidingWindow, WindowRule},
     },
     checkpoint::Checkpoint,

@@ -132,7 +132,7 @@ impl TowerLayer {
             let mut qkv = self.qkv.forward(&scope, &normed)?; // [patches, 3 * hidden]
             self.norm_queries_and_keys(&scope, &mut qkv)?;
             if let Some(Rotation { rope, positions }) = rotation {
-                scope.rotary(&mut qkv, 2 * self.sizes.heads, positions, rope)?; // queries and keys
+                scope.rotary(&mut qkv, 2 * self.sizes.heads, None, positions, rope)?; // queries and keys
             }
             let attended = scope.attention_packed(&qkv, self.sizes.heads, seen)?; // [patches, hidden]
             self.out.forward_add(&scope, &attended, hidden)?;

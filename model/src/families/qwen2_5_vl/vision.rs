@@ -185,7 +185,7 @@ impl Layer {
             let scope = scope.scope();
             let normed = scope.rms_norm(hidden, RmsNorm::new(&self.attention_norm, NORM_EPSILON))?; // [patches, hidden]
             let mut qkv = self.qkv.forward(&scope, &normed)?; // [patches, 3 * hidden]
-            scope.rotary(&mut qkv, 2 * heads, positions, rope)?; // queries and keys
+            scope.rotary(&mut qkv, 2 * heads, None, positions, rope)?; // queries and keys
             let attended = scope.attention_packed(&qkv, heads, seen)?; // [patches, hidden]
             self.out.forward_add(&scope, &attended, hidden)?;
         }

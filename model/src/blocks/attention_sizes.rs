@@ -1,0 +1,131 @@
+//! Sizes of attention that differ between the layers of a decoder: full attention with wider heads
+//! than attention with a window, and layers that read the keys and values of earlier layers (Gemma
+//! 4).
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{
+    config_error::{ConfigError, HEAD_MAX},
+    decoder_config::DecoderConfig,
+};
+
+/// The heads of keys and values of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSizes {
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Whether the layer has no projection of values: the values are the keys before their norm and
+    /// rotation.
+    pub keys_are_values: bool,
+}
+
+/// How the layers with full attention differ from the layers with a window.
+#[derive(Deserialize)]
+struct Fields {
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    global_head_dim: usize,
+    num_global_key_value_heads: Option<usize>,
+    attention_k_eq_v: bool,
+    per_layer_config: Option<Map<String, Value>>,
+    num_kv_shared_layers: usize,
+}
+
+/// An entry of `per_layer_config`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LayerFields {
+    head_dim: Option<usize>,
+    num_key_value_heads: Option<usize>,
+}
+
+impl AttentionSizes {
+    /// Reads the sizes of the layers with full attention (transformers 5.17, `Gemma4TextConfig`).
+    /// `is_windowed` is true for each layer with a window. `fields` must have all keys except
+    /// `per_layer_config` and `num_global_key_value_heads`, possibly from the defaults.
+    pub fn read_full(place: &str, fields: &Map<String, Value>, is_windowed: &[bool]) -> Result<Self, ConfigError> {
+        let fields = Fields::deserialize(fields)?;
+        let global_heads = fields.num_global_key_value_heads.filter(|_| fields.attention_k_eq_v);
+        let mut sizes = AttentionSizes {
+            kv_heads: global_heads.unwrap_or(fields.num_key_value_heads),
+            head_dim: fields.global_head_dim,
+            keys_are_values: fields.attention_k_eq_v,
+        };
+        if let Some(listed) = &fields.per_layer_config {
+            let field = format!("{place}per_layer_config");
+            let listed = full_of_list(&field, listed, is_windowed)?;
+            sizes.head_dim = listed.head_dim.unwrap_or(sizes.head_dim);
+            sizes.kv_heads = listed.num_key_value_heads.unwrap_or(fields.num_key_value_heads);
+        }
+        ConfigError::check_size("global_head_dim", sizes.head_dim, HEAD_MAX)?;
+        ConfigError::check_size("num_global_key_value_heads", sizes.kv_heads, HEAD_MAX)?;
+        let AttentionSizes { kv_heads, head_dim, .. } = sizes;
+        if !fields.num_attention_heads.is_multiple_of(kv_heads) {
+            let text = format!(
+                "{} query heads cannot be divided among {kv_heads} key heads of full attention",
+                fields.num_attention_heads
+            );
+            return Err(ConfigError::Contradiction(text));
+        }
+        if !head_dim.is_multiple_of(2) {
+            let text = format!("a head of {head_dim} elements cannot be rotated in pairs");
+            return Err(ConfigError::Contradiction(text));
+        }
+        Ok(sizes)
+    }
+}
+
+/// The settings of the layers with full attention in `per_layer_config`, which has an entry for each
+/// such layer.
+fn full_of_list(
+    field: &str,
+    listed: &Map<String, Value>,
+    is_windowed: &[bool],
+) -> Result<LayerFields, ConfigError> {
+    let full = || (0..is_windowed.len()).filter(|layer| !is_windowed[*layer]).map(|layer| layer.to_string());
+    let mut entries = full().map(|layer| listed.get(&layer));
+    let first = entries.next().flatten();
+    let is_uniform = listed.len() == full().count() && entries.all(|entry| entry == first);
+    match first.filter(|_| is_uniform) {
+        Some(first) => Ok(LayerFields::deserialize(first)?),
+        None => {
+            let text = format!("{field} must have an entry for each layer with full attention, all of them equal");
+            Err(ConfigError::Contradiction(text))
+        }
+    }
+}
+
+/// Reads the number of layers that have keys and values of their own. The layers after them read
+/// those of the last of them that has the same kind of attention.
+pub fn read_own_layers(place: &str, fields: &Map<String, Value>, is_windowed: &[bool]) -> Result<usize, ConfigError> {
+    let (shared, layers) = (Fields::deserialize(fields)?.num_kv_shared_layers, is_windowed.len());
+    let own = layers.saturating_sub(shared);
+    let has_source = |layer: usize| is_windowed[..own].contains(&is_windowed[layer]);
+    if own > 0 && (own..layers).all(has_source) {
+        return Ok(own);
+    }
+    Err(ConfigError::Contradiction(format!(
+        "{place}num_kv_shared_layers is {shared} of {layers} layers; expected at least one earlier layer of each kind \
+         of attention"
+    )))
+}
+
+impl DecoderConfig {
+    /// The heads of keys and values of a layer. The layer of a draft head has the same sizes as
+    /// layers with a window.
+    pub fn attention(&self, layer: usize) -> AttentionSizes {
+        let usual = AttentionSizes { kv_heads: self.kv_heads, head_dim: self.head_dim, keys_are_values: false };
+        self.full_attention.filter(|_| layer < self.layers && self.window(layer).is_none()).unwrap_or(usual)
+    }
+
+    /// The layer whose keys and values a layer reads: usually the layer itself.
+    pub fn kv_source(&self, layer: usize) -> usize {
+        let own = self.own_kv_layers;
+        if !(own..self.layers).contains(&layer) {
+            return layer;
+        }
+        let is_same = |earlier: &usize| self.window(*earlier) == self.window(layer);
+        (0..own).rev().find(is_same).expect("an earlier layer has the same kind of attention")
+    }
+}

@@ -1,0 +1,115 @@
+"""Tiny Gemma 4 checkpoints without pictures."""
+
+import math
+
+import torch
+from transformers import Gemma4ForCausalLM, Gemma4ForConditionalGeneration
+
+from . import gemma3
+from .files import write_checkpoint_tensors, write_json
+from .reference import Reference
+from .tokenizer import TEXT_TOKENS
+from .weights import Weights
+
+# Model class and seed. Each seed gives every greedy step a clear margin (`reference.MARGIN_MIN`).
+CHECKPOINTS = {"gemma4_text": (Gemma4ForCausalLM, 9), "gemma4_sharing": (Gemma4ForConditionalGeneration, 4)}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def text_settings(name):
+    """The decoder's settings. `gemma4_text` is like the released 31B: keys of full attention are its values.
+
+    `gemma4_sharing` is like the released E2B: layers that read keys and values of earlier layers, with a wide MLP, and
+    embeddings of layers."""
+    shared = {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2, "dtype": "bfloat16", "enable_moe_block": False,
+        "eos_token_id": 1, "final_logit_softcapping": 6.0, "global_head_dim": 64, "head_dim": 32,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 48, "initializer_range": 0.02, "intermediate_size": 60,
+        "max_position_embeddings": 4096, "model_type": "gemma4_text", "moe_intermediate_size": None, "num_attention_heads": 4,
+        "num_experts": None, "pad_token_id": 0, "rms_norm_eps": 1e-06, "sliding_window": 23, "tie_word_embeddings": True,
+        "top_k_experts": None, "use_cache": True, "vocab_size": 384, "vocab_size_per_layer_input": 384,
+        "rope_parameters": {
+            FULL: {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            SLIDING: {"rope_theta": 10000.0, "rope_type": "default"}}}  # fmt: skip
+    if name == "gemma4_text":
+        return shared | {
+            "architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], "num_attention_heads": 8,
+            "num_global_key_value_heads": 2, "num_hidden_layers": 7, "num_key_value_heads": 8,
+            "num_kv_shared_layers": 0, "use_bidirectional_attention": None, "use_double_wide_mlp": False}  # fmt: skip
+    return shared | {
+        "attention_k_eq_v": False, "hidden_size_per_layer_input": 16, "num_global_key_value_heads": None,
+        "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL, SLIDING, SLIDING, FULL], "num_hidden_layers": 8,
+        "num_key_value_heads": 1, "num_kv_shared_layers": 3, "use_bidirectional_attention": None,
+        "use_double_wide_mlp": True}  # fmt: skip
+
+
+def write_settings(folder, name):
+    """Writes the JSON files. Returns the settings of the decoder."""
+    text = text_settings(name)
+    config = text if name == "gemma4_text" else {
+        "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "dtype": "bfloat16", "eos_token_id": [1, 5],
+        "model_type": "gemma4", "text_config": text, "tie_word_embeddings": True, "vision_config": None}  # fmt: skip
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {
+        "bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 5], "pad_token_id": 0, "temperature": 1.0, "top_k": 64,
+        "top_p": 0.95})  # fmt: skip
+    return text
+
+
+def add_attention(weights, at, config, is_full, has_kv):
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config["global_head_dim" if is_full else "head_dim"]
+    keys_are_values = is_full and config["attention_k_eq_v"]
+    kv_heads = config["num_global_key_value_heads"] if keys_are_values else config["num_key_value_heads"]
+    weights.matrix(f"{at}.q_proj.weight", heads * head_dim, hidden)
+    weights.vector(f"{at}.q_norm.weight", head_dim, mean=0.3, deviation=0.1)
+    if has_kv:
+        weights.matrix(f"{at}.k_proj.weight", kv_heads * head_dim, hidden)
+        weights.vector(f"{at}.k_norm.weight", head_dim, mean=1.0)
+        if not keys_are_values:
+            weights.matrix(f"{at}.v_proj.weight", kv_heads * head_dim, hidden)
+    weights.matrix(f"{at}.o_proj.weight", hidden, heads * head_dim, gain=1.5)
+
+
+def add_decoder(weights, config):
+    hidden, layers, width = (config[key] for key in ("hidden_size", "num_hidden_layers", "hidden_size_per_layer_input"))
+    weights.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=0.06 * math.sqrt(hidden))
+    if width:
+        name = "model.embed_tokens_per_layer.weight"
+        weights.matrix(name, config["vocab_size_per_layer_input"], layers * width, gain=0.25 * math.sqrt(layers * width))
+        weights.matrix("model.per_layer_model_projection.weight", layers * width, hidden, gain=math.sqrt(hidden))
+        weights.vector("model.per_layer_projection_norm.weight", width, mean=1.0)
+    own = layers - config["num_kv_shared_layers"]
+    for layer, kind in enumerate(config["layer_types"]):
+        at = f"model.layers.{layer}"
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            # Results are smaller than the residual stream, so that rounding errors do not grow from layer to layer.
+            weights.vector(f"{at}.{norm}_layernorm.weight", hidden, mean=0.4 if norm.startswith("post") else 1.0)
+        add_attention(weights, f"{at}.self_attn", config, kind == FULL, layer < own)
+        is_wide = config["use_double_wide_mlp"] and layer >= own
+        weights.mlp(at, config | {"intermediate_size": config["intermediate_size"] * (2 if is_wide else 1)}, biases="")
+        # A factor far from 1, so that a missing one changes the result.
+        weights.vector(f"{at}.layer_scalar", 1, mean=0.9)
+        if width:
+            weights.matrix(f"{at}.per_layer_input_gate.weight", width, hidden)
+            weights.matrix(f"{at}.per_layer_projection.weight", hidden, width, gain=1.5)
+            weights.vector(f"{at}.post_per_layer_input_norm.weight", hidden, mean=0.4)
+    weights.vector("model.norm.weight", hidden, mean=1.0)
+    # Greedy decoding then never chooses a control token or padding.
+    weights.tensors["model.embed_tokens.weight"][:len(gemma3.CONTROL)] *= 0.25
+    weights.shrink_rows("model.embed_tokens.weight", TEXT_TOKENS)
+
+
+def record(root, _):
+    for name, (kind, seed) in CHECKPOINTS.items():
+        print(name)
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        gemma3.write_tokenizer(folder, "gemma3_text")
+        weights = Weights(seed, torch.bfloat16, levels=3, deviation=1.2)
+        add_decoder(weights, write_settings(folder, name))
+        if name == "gemma4_sharing":
+            weights.tensors = {key.replace("model.", "model.language_model.", 1): value for key, value in weights.tensors.items()}
+        write_checkpoint_tensors(folder, weights.tensors)
+        gemma3.record_texts(folder, Reference(kind, folder))
