@@ -1,6 +1,6 @@
 // Attention of many query rows with an online softmax, so that no matrix of scores is ever stored
 // (FlashAttention-2, Dao 2023, arXiv 2307.08691). Activations are bf16 or f16, sums f32. Head sizes
-// D are 32, 64, 80, 128 and, over the cache, 256; for packed rows also 72.
+// D are 32, 64, 80, 128 and, over the cache, 256 and 512; for packed rows also 72.
 //
 // attention_paged_<type>_d<D>: over the paged cache (PagedAttention, Kwon et al. 2023, arXiv
 // 2309.06180), causal except for `key_ends`.
@@ -40,7 +40,7 @@
 // multiple of kv_heads. A token that no row may attend to is never added, even if it is a NaN,
 // which the cache may contain past the end of a context. A NaN that a row attends to makes that
 // head of that row NaN. A masked NaN value can also make other rows of its sequence NaN (0 * NaN):
-// rows up to 64 tokens earlier (32 with heads of 256) and, with a window, rows up to the same
+// rows up to 64 tokens earlier (32 with heads of 256, 16 with heads of 512) and, with a window, rows up to the same
 // number of tokens later. Starts are clamped to `rows`, a context to blocks_max * 16 tokens, and a
 // block id >= `blocks` reads as zeros, so nothing outside the arguments is accessed.
 //
@@ -55,14 +55,24 @@
 
 namespace {
 
-constexpr int THREADS = contract::attention_prefill::THREADS;
-constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // query vectors per tile
-// Keys per step. With more keys of 256 elements, the keys and values of a step would not fit into
-// 48 KiB.
+// A thread has too few registers for the queries and sums of 16 heads of 512 elements. Several warps
+// therefore share the 16 query vectors. Each of them has the queries and the sums of a slice of the
+// elements, and they add up their partial scores.
 template <int D>
-constexpr int KEYS = D > 128 ? 32 : 64;
-static_assert(QUERIES == THREADS / 32 * 16, "a warp multiplies 16 query vectors");
-static_assert(KEYS<80> == contract::attention_prefill::WINDOW_ROWS && QUERIES == KEYS<80>,
+constexpr int SLICES = D > 256 ? contract::attention_prefill::WIDE_SLICES : 1;
+template <int D>
+constexpr int THREADS = SLICES<D> > 1 ? contract::attention_prefill::WIDE_THREADS : contract::attention_prefill::THREADS;
+// Query vectors per tile.
+template <int D>
+constexpr int QUERIES =
+    SLICES<D> > 1 ? contract::attention_prefill::WIDE_TILE_QUERIES : contract::attention_prefill::TILE_QUERIES;
+// Keys per step. With more keys of 256 or 512 elements, the keys and values of a step would not fit
+// into 48 KiB.
+template <int D>
+constexpr int KEYS = D > 256 ? 16 : D > 128 ? 32 : 64;
+static_assert(QUERIES<80> * SLICES<80> == THREADS<80> / 32 * 16 && QUERIES<512> * SLICES<512> == THREADS<512> / 32 * 16,
+              "a warp multiplies 16 query vectors");
+static_assert(KEYS<80> == contract::attention_prefill::WINDOW_ROWS && QUERIES<80> == KEYS<80>,
               "a window is one tile and one step");
 using contract::common::BLOCK_TOKENS;
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -118,6 +128,20 @@ struct QueryPlaces {
 template <int D>
 constexpr int WIDE = (D + 15) / 16 * 16;
 
+// Number of columns of a head that one warp multiplies.
+template <int D>
+constexpr int SLICE = WIDE<D> / SLICES<D>;
+
+// This warp's 16 query vectors, and its slice of their columns.
+template <int D>
+__device__ __forceinline__ uint32_t own_queries() {
+    return threadIdx.x / 32 % (QUERIES<D> / 16) * 16;
+}
+template <int D>
+__device__ __forceinline__ uint32_t own_slice() {
+    return SLICES<D> > 1 ? threadIdx.x / 32 / (QUERIES<D> / 16) : 0;
+}
+
 // Number of elements from row to row in shared memory. A row has 16 additional bytes, so that 8
 // rows start in 8 different groups of banks.
 template <int D>
@@ -143,10 +167,10 @@ template <typename T, int D, typename Keys>
 __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
                                           uint32_t keys) {
     constexpr int PIECES = WIDE<D> / 8;
-    static_assert(KEYS<D> * PIECES % THREADS == 0, "every thread copies the same number of pieces");
+    static_assert(KEYS<D> * PIECES % THREADS<D> == 0, "every thread copies the same number of pieces");
 #pragma unroll
-    for (int i = 0; i < KEYS<D> * PIECES / THREADS; ++i) {
-        const uint32_t piece = threadIdx.x + i * THREADS;
+    for (int i = 0; i < KEYS<D> * PIECES / THREADS<D>; ++i) {
+        const uint32_t piece = threadIdx.x + i * THREADS<D>;
         const uint32_t key = piece / PIECES;
         const uint32_t column = piece % PIECES * 8;
         bool valid = first_key + key < keys;
@@ -162,8 +186,8 @@ template <typename T, int D>
 __device__ __forceinline__ void copy_queries(T* shared, const T* queries, size_t pitch, const QueryPlaces& places) {
     constexpr int PIECES = WIDE<D> / 8;
 #pragma unroll
-    for (int i = 0; i < QUERIES * PIECES / THREADS; ++i) {
-        const uint32_t piece = threadIdx.x + i * THREADS;
+    for (int i = 0; i < QUERIES<D> * PIECES / THREADS<D>; ++i) {
+        const uint32_t piece = threadIdx.x + i * THREADS<D>;
         const uint32_t index = piece / PIECES;
         const uint32_t column = piece % PIECES * 8;
         const bool valid = places.holds(index) && column < D;
@@ -172,34 +196,61 @@ __device__ __forceinline__ void copy_queries(T* shared, const T* queries, size_t
     }
 }
 
-// Loads columns 16 * k to 16 * k + 15 of the warp's 16 query vectors.
+// Loads columns 16 * k to 16 * k + 15 of the warp's slice of its 16 query vectors.
 template <typename T, int D>
 __device__ __forceinline__ void load_query(uint32_t (&query)[4], const T* shared, int k) {
-    const uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 16;
-    load_quarters(query, shared_address(shared + row * ROW<D> + k * 16 + threadIdx.x % 32 / 16 * 8));
+    const uint32_t row = own_queries<D>() + threadIdx.x % 16, column = own_slice<D>() * SLICE<D> + k * 16;
+    load_quarters(query, shared_address(shared + row * ROW<D> + column + threadIdx.x % 32 / 16 * 8));
 }
 
-// Adds the products of queries and keys over the 16 columns from 16 * k on.
+// Adds the products of queries and keys over the 16 columns from 16 * k of the slice on.
 template <typename T, int D>
 __device__ __forceinline__ void add_scores(float (&scores)[KEYS<D> / 8][4], const uint32_t (&query)[4], const T* shared,
                                            int k) {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, column = own_slice<D>() * SLICE<D> + k * 16;
 #pragma unroll
     for (int tile = 0; tile < KEYS<D> / 8; tile += 2) {
         uint32_t key[4];
         const uint32_t row = tile * 8 + lane / 16 * 8 + lane % 8;
-        load_quarters(key, shared_address(shared + row * ROW<D> + k * 16 + lane / 8 % 2 * 8));
+        load_quarters(key, shared_address(shared + row * ROW<D> + column + lane / 8 % 2 * 8));
         TensorCoreElement<T>::multiply_add(scores[tile], query, key[0], key[1]);
         TensorCoreElement<T>::multiply_add(scores[tile + 1], query, key[2], key[3]);
     }
 }
 
-// Adds the products of weights and values.
+// Replaces the partial scores of a slice by the sums over all slices of the same query vectors, in
+// the same order for all of them. `partial` has space for the scores of all warps. All threads must
+// call this function.
+template <int D>
+__device__ __forceinline__ void add_slices(float (&scores)[KEYS<D> / 8][4], float4* partial) {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr uint32_t TILES = KEYS<D> / 8, GROUPS = QUERIES<D> / 16;
+#pragma unroll
+    for (uint32_t tile = 0; tile < TILES; ++tile) {
+        partial[(warp * TILES + tile) * 32 + lane] =
+            make_float4(scores[tile][0], scores[tile][1], scores[tile][2], scores[tile][3]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t tile = 0; tile < TILES; ++tile) {
+        scores[tile][0] = scores[tile][1] = scores[tile][2] = scores[tile][3] = 0.0f;
+#pragma unroll
+        for (uint32_t slice = 0; slice < SLICES<D>; ++slice) {
+            const float4 other = partial[((slice * GROUPS + warp % GROUPS) * TILES + tile) * 32 + lane];
+            scores[tile][0] += other.x;
+            scores[tile][1] += other.y;
+            scores[tile][2] += other.z;
+            scores[tile][3] += other.w;
+        }
+    }
+}
+
+// Adds the products of weights and the slice's values.
 template <typename T, int D>
-__device__ __forceinline__ void add_values(float (&gathered)[WIDE<D> / 8][4], const float (&weights)[KEYS<D> / 8][4],
+__device__ __forceinline__ void add_values(float (&gathered)[SLICE<D> / 8][4], const float (&weights)[KEYS<D> / 8][4],
                                            const T* shared) {
     using Element = TensorCoreElement<T>;
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, first_column = own_slice<D>() * SLICE<D>;
 #pragma unroll
     for (int k = 0; k < KEYS<D> / 16; ++k) {
         const uint32_t weight[4] = {Element::pack(weights[2 * k][0], weights[2 * k][1]),
@@ -207,43 +258,45 @@ __device__ __forceinline__ void add_values(float (&gathered)[WIDE<D> / 8][4], co
                                     Element::pack(weights[2 * k + 1][0], weights[2 * k + 1][1]),
                                     Element::pack(weights[2 * k + 1][2], weights[2 * k + 1][3])};
 #pragma unroll
-        for (int tile = 0; tile < WIDE<D> / 8; tile += 2) {
+        for (int tile = 0; tile < SLICE<D> / 8; tile += 2) {
             uint32_t value[4];
-            const uint32_t row = k * 16 + lane % 16;
-            load_quarters_transposed(value, shared_address(shared + row * ROW<D> + tile * 8 + lane / 16 * 8));
+            const uint32_t row = k * 16 + lane % 16, column = first_column + tile * 8;
+            load_quarters_transposed(value, shared_address(shared + row * ROW<D> + column + lane / 16 * 8));
             Element::multiply_add(gathered[tile], weight, value[0], value[1]);
             Element::multiply_add(gathered[tile + 1], weight, value[2], value[3]);
         }
     }
 }
 
-// Writes a warp's 16 rows. They pass through shared memory that no other warp uses, so that each
+// Writes the slice of a warp's 16 rows. They pass through shared memory that no other warp uses, so that each
 // lane writes 16 bytes at a time.
 template <typename T, int D>
 __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places,
-                                      const float (&gathered)[WIDE<D> / 8][4], const OnlineSoftmax& softmax,
+                                      const float (&gathered)[SLICE<D> / 8][4], const OnlineSoftmax& softmax,
                                       float value_scale, T* shared) {
     const float inverse[2] = {softmax.inverse(0) * value_scale, softmax.inverse(1) * value_scale};
     __syncwarp();  // the warp's earlier reads of this shared memory are done
-    const uint32_t warp = threadIdx.x / 32;
+    // Without slices, the columns past the head's last column are not written.
+    constexpr int COLUMNS = SLICES<D> > 1 ? SLICE<D> : D;
+    const uint32_t first_row = own_queries<D>(), first_column = own_slice<D>() * SLICE<D>;
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-    for (int tile = 0; tile < D / 8; ++tile) {
+    for (int tile = 0; tile < COLUMNS / 8; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const uint32_t both = TensorCoreElement<T>::pack(gathered[tile][2 * half] * inverse[half],
                                                              gathered[tile][2 * half + 1] * inverse[half]);
-            const uint32_t row = warp * 16 + lane / 4 + 8 * half;
-            *reinterpret_cast<uint32_t*>(shared + row * ROW<D> + tile * 8 + lane % 4 * 2) = both;
+            const uint32_t row = first_row + lane / 4 + 8 * half;
+            *reinterpret_cast<uint32_t*>(shared + row * ROW<D> + first_column + tile * 8 + lane % 4 * 2) = both;
         }
     }
     __syncwarp();
-    constexpr int PIECES = D / 8;
+    constexpr int PIECES = COLUMNS / 8;
 #pragma unroll
     for (int i = 0; i < (16 * PIECES + 31) / 32; ++i) {
         const uint32_t piece = lane + i * 32;
-        const uint32_t index = warp * 16 + piece / PIECES;
-        const uint32_t column = piece % PIECES * 8;
+        const uint32_t index = first_row + piece / PIECES;
+        const uint32_t column = first_column + piece % PIECES * 8;
         if (piece < 16 * PIECES && places.holds(index)) {
             *reinterpret_cast<uint4*>(out + places.element(index, pitch, D) + column) =
                 *reinterpret_cast<const uint4*>(shared + index * ROW<D> + column);
@@ -261,13 +314,14 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     using Cached = typename Keys::Element;
     using Operand = Multiplied<T, Cached>;
     __shared__ __align__(16) Operand rows[2 * KEYS<D> * ROW<D>];
+    __shared__ float4 partial[SLICES<D> > 1 ? THREADS<D> * KEYS<D> / 8 : 1];
     Operand *key_rows = rows, *value_rows = rows + KEYS<D> * ROW<D>;
     const uint32_t lane = threadIdx.x % 32;
 
     // The queries pass through the shared memory of the values into registers. If they do not fit
     // there, they also take the memory of the keys, and the first keys are copied after them.
-    constexpr bool ARE_TOGETHER = QUERIES > KEYS<D>;
-    static_assert(QUERIES <= 2 * KEYS<D>, "the queries fit into the memory of keys and values");
+    constexpr bool ARE_TOGETHER = QUERIES<D> > KEYS<D>;
+    static_assert(QUERIES<D> <= 2 * KEYS<D>, "the queries fit into the memory of keys and values");
     const int32_t steps = (keys + KEYS<D> - 1) / KEYS<D>;
     T* query_rows = reinterpret_cast<T*>(ARE_TOGETHER ? rows : value_rows);
     copy_queries<T, D>(query_rows, queries, query_pitch, places);
@@ -276,9 +330,9 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     }
     wait_for_copies();
     __syncthreads();
-    uint32_t query[WIDE<D> / 16][4];
+    uint32_t query[SLICE<D> / 16][4];
 #pragma unroll
-    for (int k = 0; k < WIDE<D> / 16; ++k) {
+    for (int k = 0; k < SLICE<D> / 16; ++k) {
         load_query<T, D>(query[k], query_rows, k);
 #pragma unroll
         for (uint32_t& pair : query[k]) {
@@ -297,7 +351,7 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     int32_t first_causal = keys;
     int32_t seen_by_all = keys;
     if (CAUSAL) {
-        const uint32_t own = threadIdx.x / 32 * 16 + lane / 4;
+        const uint32_t own = own_queries<D>() + lane / 4;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t row = places.row(own + 8 * i);
@@ -309,27 +363,30 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     }
     OnlineSoftmax softmax;
     softmax.begin();
-    float gathered[WIDE<D> / 8][4] = {};
+    float gathered[SLICE<D> / 8][4] = {};
     for (int32_t step = steps - 1; step >= 0; --step) {
         copy_keys<Operand, D>(value_rows, source, source.values_after, step * KEYS<D>, keys);
         float scores[KEYS<D> / 8][4] = {};
 #pragma unroll
-        for (int k = 0; k < WIDE<D> / 16; ++k) {
+        for (int k = 0; k < SLICE<D> / 16; ++k) {
             add_scores<Operand, D>(scores, query[k], key_rows, k);
+        }
+        if constexpr (SLICES<D> > 1) {
+            add_slices<D>(scores, partial);
         }
         if ((step + 1) * KEYS<D> > seen_by_all) {
             OnlineSoftmax::mask(scores, step * KEYS<D> + static_cast<int32_t>(lane % 4 * 2), limit);
         }
         // A tile has at most QUERIES rows. Only the steps with the lowest keys, which run last,
         // have keys before a row's window.
-        if (CAUSAL && step * KEYS<D> < first_causal + QUERIES - 1 - window) {
+        if (CAUSAL && step * KEYS<D> < first_causal + QUERIES<D> - 1 - window) {
             const int32_t first[2] = {causal[0] - window, causal[1] - window};
             OnlineSoftmax::mask_before(scores, step * KEYS<D> + static_cast<int32_t>(lane % 4 * 2), first);
         }
         float shrink[2];
         softmax.step(scores, scale * LOG2_E, shrink);
 #pragma unroll
-        for (int tile = 0; tile < WIDE<D> / 8; ++tile) {
+        for (int tile = 0; tile < SLICE<D> / 8; ++tile) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 gathered[tile][i] *= shrink[i / 2];
@@ -353,7 +410,8 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
 template <typename T, int D, typename Keys>
 __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                             const QueryPlaces& places, const Keys& source, int32_t keys, float scale) {
-    __shared__ __align__(16) T query_rows[QUERIES * ROW<D>];
+    static_assert(SLICES<D> == 1, "a warp has all columns");
+    __shared__ __align__(16) T query_rows[QUERIES<D> * ROW<D>];
     __shared__ __align__(16) T key_rows[KEYS<D> * ROW<D>];
     __shared__ __align__(16) T value_rows[KEYS<D> * ROW<D>];
     copy_queries<T, D>(query_rows, queries, query_pitch, places);
@@ -394,7 +452,7 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     const uint32_t kv_head = blockIdx.x % kv_heads;
     TileCursor cursor = {first_sequence, 0};
     AttentionTile tile;
-    if (!find_tile<QUERIES>(blockIdx.x / kv_heads, query_starts, cursor, sequences, rows, group, tile)) {
+    if (!find_tile<QUERIES<D>>(blockIdx.x / kv_heads, query_starts, cursor, sequences, rows, group, tile)) {
         return;
     }
     const int32_t context =
@@ -406,7 +464,7 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     const int32_t skipped = first_block * static_cast<int32_t>(BLOCK_TOKENS);
     visible -= skipped;
     const QueryPlaces places = {tile.first_query, tile.rows * group, group, kv_head * group, tile.first_row};
-    const int32_t last_row = min((tile.first_query + QUERIES - 1) / group, tile.rows - 1);
+    const int32_t last_row = min((tile.first_query + QUERIES<D> - 1) / group, tile.rows - 1);
     PagedKeys<Cached, D> source;
     source.values_after = static_cast<size_t>(kv_heads) * BLOCK_TOKENS * D;
     source.block_pitch = 2 * source.values_after;
@@ -441,7 +499,7 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
             return;
         }
         tile.rows = rows_of(starts, wanted, rows, tile.first_row);
-    } else if (!find_tile<QUERIES>(wanted, starts, cursor, sequences, rows, 1, tile)) {
+    } else if (!find_tile<QUERIES<D>>(wanted, starts, cursor, sequences, rows, 1, tile)) {
         return;
     }
     const QueryPlaces places = {tile.first_query, tile.rows, 1, head, tile.first_row};
@@ -465,7 +523,7 @@ template <int D>
 constexpr int RESIDENT = D == 32 ? 4 : D >= 128 ? 2 : 3;
 
 #define ATTENTION_PAGED(TYPE, CACHED, NAME, D)                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_paged_##NAME##_d##D(               \
+    extern "C" __global__ void __launch_bounds__(THREADS<D>, RESIDENT<D>) attention_paged_##NAME##_d##D(               \
         TYPE* out, const TYPE* queries, const CACHED* layer, const uint32_t* query_starts,                          \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,    \
         uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,              \
@@ -477,14 +535,14 @@ constexpr int RESIDENT = D == 32 ? 4 : D >= 128 ? 2 : 3;
     }
 
 #define ATTENTION_PACKED(TYPE, NAME, D)                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_packed_##NAME##_d##D(         \
+    extern "C" __global__ void __launch_bounds__(THREADS<D>, RESIDENT<D>) attention_packed_##NAME##_d##D(         \
         TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows, \
         uint32_t sequences, uint32_t heads, float scale) {                                                     \
         attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, sequences, heads, scale);   \
     }
 
 #define ATTENTION_WINDOWS(TYPE, NAME, D)                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_windows_##NAME##_d##D(                     \
+    extern "C" __global__ void __launch_bounds__(THREADS<D>) attention_windows_##NAME##_d##D(                     \
         TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows, \
         uint32_t sequences, uint32_t heads, float scale) {                                                     \
         attention_packed<TYPE, D, true>(out, qkv, starts, out_pitch, pitch, rows, sequences, heads, scale);    \
@@ -505,7 +563,8 @@ FOR_EACH_HEAD_DIM(ATTENTION_PAGED, __half, E4m3, e4m3_f16)
 FOR_EACH_HEAD_DIM(ATTENTION_PAGED, __nv_bfloat16, E4m3, e4m3_bf16)
 #endif
 
-// Launch. Block THREADS, no dynamic shared memory (static: at most 34,816 bytes), no scratch.
+// Launch. Block THREADS, or WIDE_THREADS for heads of 512, no dynamic shared memory (static: at most
+// 41,472 bytes), no scratch. Grids for heads of 512 have tiles of 32 rows (WIDE_TILE_QUERIES).
 //   attention_paged:   grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences -
 //                      first_sequence)) / 64). If the host knows query_starts, `rows` may count
 //                      only the rows from query_starts[first_sequence] on.

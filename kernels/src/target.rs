@@ -6,7 +6,7 @@ use bursar_budgets::Bytes;
 use crate::{
     CudaTarget, DType, KvShape, QuantizationScheme, StateShape,
     cuda::{
-        CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_route_scratch, cuda_sample_scratch,
+        CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaPackedHeadDim, cuda_route_scratch, cuda_sample_scratch,
         int4_slice_bytes,
     },
     int4,
@@ -127,7 +127,7 @@ impl Target {
     pub fn paged_head_dims(&self) -> Option<&'static [usize]> {
         match self {
             Target::Cpu { .. } => None,
-            Target::Cuda(_) => Some(&CudaHeadDim::ELEMENTS),
+            Target::Cuda(cuda) => Some(cuda.paged_head_dims()),
         }
     }
 

@@ -11,7 +11,8 @@
     KERNEL(__VA_ARGS__, 64) \
     KERNEL(__VA_ARGS__, 80) \
     KERNEL(__VA_ARGS__, 128) \
-    KERNEL(__VA_ARGS__, 256)
+    KERNEL(__VA_ARGS__, 256) \
+    KERNEL(__VA_ARGS__, 512)
 
 // `KERNEL(..., size)` for each head dimension that attention over the KV cache of many rows on Hopper is compiled for.
 #define FOR_EACH_HOPPER_HEAD_DIM(KERNEL, ...) \
@@ -194,8 +195,14 @@ namespace rotary {
 constexpr uint32_t THREADS_MAX = 320;
 // Maximum number of position axes. A launch passes the number of element pairs per axis by value.
 constexpr uint32_t AXES_MAX = 4;
-// Maximum number of query and key heads that are normalized.
+// Maximum number of heads that are normalized, without values that are copies of keys.
 constexpr uint32_t NORMED_HEADS_MAX = 256;
+// Value of `values`: values are written unchanged.
+constexpr uint32_t VALUES_UNCHANGED = 0;
+// Value of `values`: each head of values is normalized.
+constexpr uint32_t VALUES_NORMALIZED = 1;
+// Value of `values`: there are no values in a row; each head of keys is normalized and written as a head of values.
+constexpr uint32_t VALUES_OF_KEYS = 2;
 }  // namespace rotary
 
 // route.cu: one warp per row, then one thread per choice.
@@ -310,16 +317,16 @@ constexpr uint32_t OTHERS_READ_ONCE = 2;
 // Pipeline stages of one warp's ring. A stage holds one KV head of one block of the cache.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_STAGES =
-    HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : HEAD_DIM == 256 ? 3 : 0;
+    HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : HEAD_DIM == 256 ? 3 : HEAD_DIM == 512 ? 2 : 0;
 // Bytes of shared memory of one warp's ring. A stage has the keys and values of one head.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_BYTES =
-    HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : HEAD_DIM == 256 ? 49152 : 0;
+    HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : HEAD_DIM == 256 ? 49152 : HEAD_DIM == 512 ? 65536 : 0;
 // Number of f32 elements of a partial tile: for each query vector, a weighted sum of values, the maximum score and the
 // sum of weights.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PART_NUMBERS =
-    HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : HEAD_DIM == 256 ? 2064 : 0;
+    HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : HEAD_DIM == 256 ? 2064 : HEAD_DIM == 512 ? 4112 : 0;
 }  // namespace attention_decode
 
 // attention_prefill.cu: many rows, on every GPU generation.
@@ -328,6 +335,12 @@ namespace attention_prefill {
 constexpr uint32_t TILE_QUERIES = 64;
 // Threads per thread block. A thread block computes one tile.
 constexpr uint32_t THREADS = 128;
+// Number of warps that share the 16 query vectors of heads of 512 elements. Each of them has a slice of the elements.
+constexpr uint32_t WIDE_SLICES = 4;
+// Query vectors per tile of heads of 512 elements.
+constexpr uint32_t WIDE_TILE_QUERIES = 32;
+// Threads per thread block for heads of 512 elements.
+constexpr uint32_t WIDE_THREADS = 256;
 // Maximum number of rows of a packed sequence that is processed as one tile.
 constexpr uint32_t WINDOW_ROWS = 64;
 }  // namespace attention_prefill

@@ -34,7 +34,7 @@
 // NaNs in outputs of the same sequence. No other output is affected.
 //
 // queries, their pitch and cache are aligned to 16 bytes, out to 4 bytes. head_dim is 32, 64, 80,
-// 128 or 256.
+// 128, 256 or 512.
 //
 // Method: a run is the key blocks of one KV head of a sequence for up to eight query vectors (see
 // decode_share.cuh). With n warps in a thread block, a warp processes every n-th key block of a

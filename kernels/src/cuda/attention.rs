@@ -156,10 +156,15 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
         (arguments, kernel, paged_extent(head_dim, shape.dtype.needs_scales(), jobs, sms))
     } else {
         let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
-        let blocks = shape.kv_heads * tiles(attention_prefill::TILE_QUERIES, vectors, left);
+        let head_dim = paged_head_dim(call)?;
+        let (queries, threads) = match head_dim {
+            HeadDim::D512 => (attention_prefill::WIDE_TILE_QUERIES, attention_prefill::WIDE_THREADS),
+            _ => (attention_prefill::TILE_QUERIES, attention_prefill::THREADS),
+        };
+        let blocks = shape.kv_heads * tiles(queries, vectors, left);
         let quantized = quantized_cache(cuda, "attention_paged", call.layer)?;
         let kernels = quantized.map_or(&cuda.entry_points().attention_paged, |quantized| &quantized.attention_paged);
-        (arguments, kernels[paged_head_dim(call)?], Extent::line(blocks, attention_prefill::THREADS))
+        (arguments, kernels[head_dim], Extent::line(blocks, threads))
     };
     let mut arguments = arguments
         .with(call.sequences.query_starts.address())

@@ -46,7 +46,7 @@ mod target;
 mod tensor_map;
 mod upload_staging;
 
-pub(crate) use contract::{HeadDim as CudaHeadDim, PackedHeadDim as CudaPackedHeadDim};
+pub(crate) use contract::PackedHeadDim as CudaPackedHeadDim;
 pub use copy_link::CopyLink;
 pub use error::OpenError;
 pub(crate) use gemm::int4_slice_bytes;

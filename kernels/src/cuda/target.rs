@@ -50,6 +50,14 @@ impl CudaTarget {
         Ok(CudaTarget { capability, sms, activation })
     }
 
+    /// Returns the head sizes, in elements, that attention over the KV cache supports.
+    pub(crate) fn paged_head_dims(&self) -> &'static [usize] {
+        // With the largest heads, the ring of a single decoding warp takes all of Turing's shared
+        // memory.
+        let fitting = if self.capability < (8, 0) { HeadDim::ALL.len() - 1 } else { HeadDim::ALL.len() };
+        &HeadDim::ELEMENTS[..fitting]
+    }
+
     /// Returns the bytes of scratch for the partial results that attention stores before it merges
     /// them: for each query vector, a weighted sum, the maximum score and the sum of weights. For
     /// decoding, each worker (thread block) has two partial results, each for eight query vectors.

@@ -526,9 +526,9 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
     }
 
     fn by_head_dim(&mut self, source: Source, operation: &str) -> Result<ByHeadDim<F>, E> {
-        let [a, b, c, d, e] = HeadDim::ELEMENTS;
+        let [a, b, c, d, e, f] = HeadDim::ELEMENTS;
         let mut of = |size| self.sized(source, operation, 'd', size);
-        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?]))
+        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?, of(f)?]))
     }
 
     fn by_packed_head_dim(&mut self, source: Source, operation: &str) -> Result<ByPackedHeadDim<F>, E> {

@@ -159,6 +159,7 @@ contract! {
                 HeadDim::D32 | HeadDim::D64 => 6,
                 HeadDim::D80 => 4,
                 HeadDim::D128 | HeadDim::D256 => 3,
+                HeadDim::D512 => 2,
             }
         }
         /// Bytes of shared memory of one warp's ring. A stage has the keys and values of one head.
@@ -178,6 +179,13 @@ contract! {
         const TILE_QUERIES: usize = 64;
         /// Threads per thread block. A thread block computes one tile.
         const THREADS: usize = TILE_QUERIES / 16 * 32;
+        /// Number of warps that share the 16 query vectors of heads of 512 elements. Each of them
+        /// has a slice of the elements.
+        const WIDE_SLICES: usize = 4;
+        /// Query vectors per tile of heads of 512 elements.
+        const WIDE_TILE_QUERIES: usize = 32;
+        /// Threads per thread block for heads of 512 elements.
+        const WIDE_THREADS: usize = WIDE_TILE_QUERIES / 16 * 32 * WIDE_SLICES;
         /// Maximum number of rows of a packed sequence that is processed as one tile.
         const WINDOW_ROWS: usize = 64;
     }

@@ -11,13 +11,15 @@ pub(crate) enum HeadDim {
     D80,
     D128,
     D256,
+    D512,
 }
 
 impl HeadDim {
-    pub(crate) const ALL: [HeadDim; 5] = [HeadDim::D32, HeadDim::D64, HeadDim::D80, HeadDim::D128, HeadDim::D256];
+    pub(crate) const ALL: [HeadDim; 6] =
+        [HeadDim::D32, HeadDim::D64, HeadDim::D80, HeadDim::D128, HeadDim::D256, HeadDim::D512];
 
     /// Elements per head, in the order of [`HeadDim::ALL`].
-    pub(crate) const ELEMENTS: [usize; HeadDim::ALL.len()] = [32, 64, 80, 128, 256];
+    pub(crate) const ELEMENTS: [usize; HeadDim::ALL.len()] = [32, 64, 80, 128, 256, 512];
 
     pub(crate) const fn elements(self) -> usize {
         HeadDim::ELEMENTS[self as usize]
