@@ -186,6 +186,10 @@ pub trait Backend {
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError>;
     /// Applies the Gaussian error linear unit in place.
     fn gelu(&self, call: calls::ApplyGelu<'_>) -> Result<(), KernelError>;
+    /// Limits elements to a range.
+    fn clamp(&self, call: calls::Clamp<'_>) -> Result<(), KernelError>;
+    /// Shifts and scales columns.
+    fn standardize(&self, call: calls::Standardize<'_>) -> Result<(), KernelError>;
     /// Limits the magnitude of elements.
     fn soft_cap(&self, call: calls::SoftCap<'_>) -> Result<(), KernelError>;
     /// Computes means of consecutive rows.
@@ -230,6 +234,8 @@ macro_rules! each_operation {
             quantize: $crate::calls::Quantize<'_>,
             gelu: $crate::calls::ApplyGelu<'_>,
             soft_cap: $crate::calls::SoftCap<'_>,
+            clamp: $crate::calls::Clamp<'_>,
+            standardize: $crate::calls::Standardize<'_>,
             gather_rows: $crate::calls::GatherRows<'_>,
             scatter_rows: $crate::calls::ScatterRows<'_>,
             mean_rows: $crate::calls::MeanRows<'_>,

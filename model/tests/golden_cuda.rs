@@ -21,7 +21,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 25] = [
+const RECORDED: [Recorded; 27] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -36,6 +36,8 @@ const RECORDED: [Recorded; 25] = [
         cases: &["short", "long", "one_image", "several_images", "two_turns", "pan_and_scan", "pan_and_scan_tall"],
     },
     text("tests/golden/gemma4_text"),
+    Recorded { folder: "tests/golden/gemma4", cases: &["one_image", "several_images", "two_turns"] },
+    Recorded { folder: "tests/golden/gemma4_clipped", cases: &["one_image", "several_images", "two_turns"] },
     text("tests/golden/gemma4_sharing"),
     text("tests/golden/qwen3_moe"),
     text("tests/golden/qwen3_moe_sparse"),

@@ -171,6 +171,8 @@ impl Backend for Slow {
         quantize: calls::Quantize<'_>,
         gelu: calls::ApplyGelu<'_>,
         soft_cap: calls::SoftCap<'_>,
+        clamp: calls::Clamp<'_>,
+        standardize: calls::Standardize<'_>,
         gather_rows: calls::GatherRows<'_>,
         scatter_rows: calls::ScatterRows<'_>,
         mean_rows: calls::MeanRows<'_>,

@@ -23,8 +23,8 @@ pub use {
     copies::{Arrival, BlockRange, CopyBlocks, Copying, Download, DownloadLater, Pieces, Upload},
     experts::{AddExperts, AddExpertsRmsNorm, EXPERTS_MAX, GatedExperts, RmsNormRoute, Route, Routing, TOP_MAX},
     products::{
-        ApplyGelu, GateActivation, GateMul, GatedLinear, Gelu, LayerNorm, Linear, Measure, Quantize, RmsNorm,
-        RmsNormAdd, SoftCap,
+        ApplyGelu, Clamp, GateActivation, GateMul, GatedLinear, Gelu, LayerNorm, Linear, Measure, Quantize, RmsNorm,
+        RmsNormAdd, SoftCap, Standardize,
     },
     ranks::{AllGather, AllReduce, AllReduceRmsNorm, BestOfRanks},
     rows::{AddRows, Embed, FillRandom, GatherRows, MeanRows, ScatterRows},

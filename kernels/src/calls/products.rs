@@ -69,6 +69,29 @@ pub struct GateMul<'a> {
     pub out: Activations<'a>,
 }
 
+/// Limits elements to a range. NaN stays NaN.
+#[non_exhaustive]
+pub struct Clamp<'a> {
+    /// `[rows, columns]` activations; `None` means the output itself. A gap between rows is allowed.
+    pub x: Option<Tensor<'a>>,
+    /// `[2]` f32: the least and the largest element.
+    pub bounds: Tensor<'a>,
+    /// `[rows, columns]` activations. A gap between rows is allowed.
+    pub out: Tensor<'a>,
+}
+
+/// Computes `x = (x * factor - shift) * scale` in f32.
+#[non_exhaustive]
+pub struct Standardize<'a> {
+    /// `[rows, columns]` activations, changed in place. A gap between rows is allowed.
+    pub x: Tensor<'a>,
+    pub factor: f32,
+    /// `[columns]` f32.
+    pub shift: Tensor<'a>,
+    /// `[columns]` f32.
+    pub scale: Tensor<'a>,
+}
+
 /// Computes `x = cap * tanh(x / cap)`.
 #[non_exhaustive]
 pub struct SoftCap<'a> {

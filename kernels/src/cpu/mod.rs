@@ -12,6 +12,7 @@ mod attention_paged;
 mod block_avx2;
 mod block_dot;
 mod block_products;
+mod clamp;
 mod copy_blocks;
 mod embed;
 mod experts;
@@ -36,6 +37,7 @@ mod route;
 mod sample;
 mod scatter_rows;
 mod soft_cap;
+mod standardize;
 mod states;
 mod threads;
 mod transfer;
@@ -138,6 +140,8 @@ impl Backend for Cpu {
         quantize: calls::Quantize<'_> => quantize::quantize,
         gelu: calls::ApplyGelu<'_> => gelu::gelu,
         soft_cap: calls::SoftCap<'_> => soft_cap::soft_cap,
+        clamp: calls::Clamp<'_> => clamp::clamp,
+        standardize: calls::Standardize<'_> => standardize::standardize,
         gather_rows: calls::GatherRows<'_> => gather_rows::gather_rows,
         scatter_rows: calls::ScatterRows<'_> => scatter_rows::scatter_rows,
         mean_rows: calls::MeanRows<'_> => mean_rows::mean_rows,

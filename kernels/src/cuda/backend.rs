@@ -184,6 +184,14 @@ impl Backend for Cuda {
         quantize::quantize(self, call)
     }
 
+    fn clamp(&self, call: calls::Clamp<'_>) -> Result<(), KernelError> {
+        elementwise::clamp(self, call)
+    }
+
+    fn standardize(&self, call: calls::Standardize<'_>) -> Result<(), KernelError> {
+        elementwise::standardize(self, call)
+    }
+
     fn soft_cap(&self, call: calls::SoftCap<'_>) -> Result<(), KernelError> {
         elementwise::soft_cap(self, call)
     }

@@ -206,6 +206,30 @@ pub(super) fn mean_rows(cuda: &Cuda, call: calls::MeanRows<'_>) -> Result<(), Ke
     unsafe { cuda.launch(cuda.entry_points().mean_rows, extent, arguments) }
 }
 
+pub(super) fn clamp(cuda: &Cuda, call: calls::Clamp<'_>) -> Result<(), KernelError> {
+    let (out, x) = (&call.out, call.x.as_ref().unwrap_or(&call.out));
+    if out.rows() == 0 {
+        return Ok(());
+    }
+    let arguments =
+        arguments![x.address(), pitch(x), columns(out), call.bounds.address(), out.address(), pitch(out)];
+    let extent = over_columns(out.rows(), out.columns());
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(cuda.entry_points().clamp, extent, arguments) }
+}
+
+pub(super) fn standardize(cuda: &Cuda, call: calls::Standardize<'_>) -> Result<(), KernelError> {
+    let x = &call.x;
+    if x.rows() == 0 {
+        return Ok(());
+    }
+    let arguments =
+        arguments![x.address(), pitch(x), columns(x), call.factor, call.shift.address(), call.scale.address()];
+    let extent = over_columns(x.rows(), x.columns());
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(cuda.entry_points().standardize, extent, arguments) }
+}
+
 pub(super) fn soft_cap(cuda: &Cuda, call: calls::SoftCap<'_>) -> Result<(), KernelError> {
     let (rows, extent) = (call.x.rows(), over_columns(call.x.rows(), call.x.columns()));
     if rows == 0 {

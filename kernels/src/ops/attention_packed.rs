@@ -28,6 +28,18 @@ impl<B: Backend> Scope<'_, B> {
         heads: usize,
         sequences: &PackedSequences<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
+        let head_dim = qkv.columns() / 3 / heads.max(1);
+        self.attention_packed_scaled(qkv, heads, sequences, (head_dim as f32).powf(-0.5))
+    }
+
+    /// Like [`attention_packed`](Scope::attention_packed), with scores multiplied by `scale`.
+    pub fn attention_packed_scaled(
+        &self,
+        qkv: &Tensor<'_>,
+        heads: usize,
+        sequences: &PackedSequences<'_>,
+        scale: f32,
+    ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "attention_packed";
         let hidden = qkv.columns() / 3;
         check::activation(OP, "qkv", qkv, self.target().activation())?;
@@ -50,7 +62,7 @@ impl<B: Backend> Scope<'_, B> {
             qkv: qkv.view(),
             heads,
             head_dim,
-            scale: (head_dim as f32).powf(-0.5),
+            scale,
             starts: sequences.starts.view(),
             longest: sequences.longest,
             scratch: scratch.view(),

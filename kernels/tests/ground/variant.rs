@@ -26,6 +26,8 @@ pub enum Variant {
     NormAdd { rows: usize, hidden: usize, dtype: DType, factor: Option<f32> },
     NormedRotary { rows: usize, heads: usize, head_dim: usize },
     SoftCap { rows: usize, columns: usize },
+    Clamp { rows: usize, columns: usize, in_place: bool },
+    Standardize { rows: usize, columns: usize },
     ScaledEmbed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
     MeanRows { rows: usize, columns: usize, count: usize },
 }
@@ -38,6 +40,9 @@ const FACTOR: f32 = 0.613;
 
 /// The limit of logits, which the random numbers of the tests exceed.
 const CAP: f32 = 0.4;
+
+/// Bounds of elements, which bf16 and f16 can represent.
+const BOUNDS: [f32; 2] = [-0.25, 0.5];
 
 /// Offset of the norm's weights.
 const OFFSET: f32 = 1.0;
@@ -54,6 +59,10 @@ impl Variant {
         }
         for (rows, columns) in [(1, 4099), (5, 33), (200, 1031), (0, 8)] {
             cases.push(Variant::SoftCap { rows, columns });
+        }
+        for (rows, columns) in [(1, 4099), (5, 33), (200, 1031), (0, 8)] {
+            cases.push(Variant::Clamp { rows, columns, in_place: rows == 5 });
+            cases.push(Variant::Standardize { rows, columns });
         }
         for (rows, heads, head_dim) in [(1, 8, 512), (37, 3, 256), (5, 4, 64), (9, 2, 34), (3, 5, 80)] {
             cases.push(Variant::NormedRotary { rows, heads, head_dim });
@@ -84,7 +93,9 @@ impl Variant {
             | Variant::GeluMulRows { .. }
             | Variant::MeanRows { .. }
             | Variant::NormedRotary { .. }
-            | Variant::SoftCap { .. } => None,
+            | Variant::SoftCap { .. }
+            | Variant::Clamp { .. }
+            | Variant::Standardize { .. } => None,
             Variant::GeluLinear { dtype, .. } | Variant::NormAdd { dtype, .. } | Variant::ScaledEmbed { dtype, .. } => {
                 Some(*dtype)
             }
@@ -117,6 +128,24 @@ impl Variant {
                 let width = before + columns + after;
                 let mut x = scope.upload([rows, width], &random.floats(rows * width))?;
                 scope.soft_cap(&mut x.column_range_mut(before..before + columns), CAP)?;
+                floats(scope, &x)
+            }
+            Variant::Clamp { rows, columns, in_place } => {
+                let mut x = wide(scope, rows, columns, random)?;
+                let bounds = scope.upload([2], &BOUNDS)?;
+                if !in_place {
+                    return floats(scope, &scope.clamp(&inside(&x), &bounds)?);
+                }
+                let (before, _) = margins(scope.target().activation());
+                scope.clamp_in_place(&mut x.column_range_mut(before..before + columns), &bounds)?;
+                floats(scope, &x)
+            }
+            Variant::Standardize { rows, columns } => {
+                let mut x = wide(scope, rows, columns, random)?;
+                let shift = scope.upload([columns], &random.floats(columns))?;
+                let scale = scope.upload([columns], &random.floats(columns))?;
+                let (before, _) = margins(scope.target().activation());
+                scope.standardize(&mut x.column_range_mut(before..before + columns), SCALE, &shift, &scale)?;
                 floats(scope, &x)
             }
             Variant::NormedRotary { rows, heads, head_dim } => {
@@ -198,6 +227,21 @@ impl Variant {
                     _ => f64::from(x),
                 };
                 random.floats(rows * width).into_iter().enumerate().map(capped).collect()
+            }
+            Variant::Clamp { rows, columns, in_place } => {
+                let x = Wide::new(activation, rows, columns, random);
+                let limited = |x: f64| x.clamp(f64::from(BOUNDS[0]), f64::from(BOUNDS[1]));
+                if in_place {
+                    return x.changed(|_, _, held| limited(held));
+                }
+                (0..rows * columns).map(|at| limited(x.at(at / columns, at % columns))).collect()
+            }
+            Variant::Standardize { rows, columns } => {
+                let x = Wide::new(activation, rows, columns, random);
+                let (shift, scale) = (random.floats(columns), random.floats(columns));
+                x.changed(|_, column, held| {
+                    (held * f64::from(SCALE) - f64::from(shift[column])) * f64::from(scale[column])
+                })
             }
             Variant::NormedRotary { rows, heads, head_dim } => {
                 let x = Wide::new(activation, rows, heads * head_dim, random);

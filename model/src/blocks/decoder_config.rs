@@ -100,6 +100,8 @@ pub enum PictureMask {
     Causal,
     /// To all tokens of the picture that the layer's window reaches (Gemma 3, arXiv 2503.19786).
     WholePicture,
+    /// Like `WholePicture` in layers with a window, and causal in all other layers (Gemma 4).
+    WholePictureInWindows,
 }
 
 /// Rotary frequencies of the layers that were trained with a sliding window. They apply even if the
@@ -410,7 +412,8 @@ impl DecoderConfig {
             full_groups: groups.full(),
             segment_layers: groups.segment_layers(),
             has_states: self.attention_layers() < self.layers,
-            whole_pictures: self.picture_mask == PictureMask::WholePicture,
+            whole_pictures: self.picture_mask != PictureMask::Causal,
+            picture_input: self.layer_embeddings.map(|of_layers| of_layers.picture_token),
         }
     }
 }

@@ -26,12 +26,15 @@ pub struct LayerEmbeddingsConfig {
     pub vocabulary: usize,
     /// Elements of a token's row for one layer.
     pub width: usize,
+    /// The token whose row the tokens of pictures have.
+    pub picture_token: u32,
 }
 
 #[derive(Deserialize)]
 struct Fields {
     vocab_size_per_layer_input: usize,
     hidden_size_per_layer_input: Option<usize>,
+    pad_token_id: Option<u32>,
 }
 
 impl LayerEmbeddingsConfig {
@@ -42,7 +45,8 @@ impl LayerEmbeddingsConfig {
         let Some(width) = fields.hidden_size_per_layer_input.filter(|width| *width > 0) else { return Ok(None) };
         ConfigError::check_size("hidden_size_per_layer_input", width, WIDTH_MAX)?;
         ConfigError::check_size("vocab_size_per_layer_input", fields.vocab_size_per_layer_input, 1 << 24)?;
-        Ok(Some(LayerEmbeddingsConfig { vocabulary: fields.vocab_size_per_layer_input, width }))
+        let (vocabulary, picture_token) = (fields.vocab_size_per_layer_input, fields.pad_token_id.unwrap_or(0));
+        Ok(Some(LayerEmbeddingsConfig { vocabulary, width, picture_token }))
     }
 }
 
@@ -70,7 +74,7 @@ impl LayerEmbeddings {
         settings: LayerEmbeddingsConfig,
         share: &DecoderShare,
     ) -> Result<Self, WeightError> {
-        let LayerEmbeddingsConfig { vocabulary, width } = settings;
+        let LayerEmbeddingsConfig { vocabulary, width, .. } = settings;
         let name = |part: &str| format!("{prefix}.{part}");
         let columns = config.layers * width;
         let tokens = share.rank.share_rounded_up(vocabulary);

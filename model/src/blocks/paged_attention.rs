@@ -11,7 +11,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    decoder_config::DecoderConfig,
+    decoder_config::{DecoderConfig, PictureMask},
     decoder_share::{DecoderShare, HeadShare},
     layer_cache::LayerCache,
     mixed::Mixed,
@@ -39,6 +39,8 @@ pub struct PagedAttention {
     scale: f32,
     /// Number of tokens that a query attends to, including its own. `None` means all.
     window: Option<usize>,
+    /// Whether a token of a picture attends to later tokens of its picture.
+    sees_pictures: bool,
 }
 
 /// Norms of the heads before the rotation, if the model has them.
@@ -151,6 +153,11 @@ impl PagedAttention {
             has_gate: config.output_gate,
             scale: config.attention_scale * score_factor,
             window: config.window(index),
+            sees_pictures: match config.picture_mask {
+                PictureMask::Causal => false,
+                PictureMask::WholePicture => true,
+                PictureMask::WholePictureInWindows => config.window(index).is_some(),
+            },
         })
     }
 
@@ -226,7 +233,7 @@ impl PagedAttention {
         let scaled = layer.scaled(self.cache_scales.as_ref());
         let queries = projected.column_range(0..width);
         let sequences = &step.groups[group].sequences;
-        let mask = AttentionMask { window: self.window, key_ends: step.key_ends.as_ref() };
+        let mask = AttentionMask { window: self.window, key_ends: step.key_ends.as_ref().filter(|_| self.sees_pictures) };
         let mut rows = scope.attention_paged(&queries, scaled, sequences, self.scale, mask)?;
         if self.has_gate {
             let gates = projected.column_range(projected.columns() - width..projected.columns());

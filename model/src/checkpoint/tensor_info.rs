@@ -106,6 +106,14 @@ impl<'a> TensorInfo<'a> {
             && self.bytes.len() == self.bytes_of(self.shape.iter().product())
     }
 
+    /// The same elements in another shape.
+    pub fn reshaped<'b>(&self, shape: &'b [usize]) -> TensorInfo<'b>
+    where
+        'a: 'b,
+    {
+        TensorInfo { shape, ..*self }
+    }
+
     /// The given rows and columns of the tensor, as a tensor of `shape`. Rotary heads must not be
     /// split.
     pub fn part<'b>(&self, rows: RankShard, columns: RankShard, shape: &'b [usize]) -> TensorInfo<'b>

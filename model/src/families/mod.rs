@@ -6,6 +6,8 @@ mod gemma;
 pub mod gemma3;
 pub mod gemma3_text;
 pub mod gemma4;
+mod gemma4_decoder;
+pub mod gemma4_text;
 pub mod internvl;
 pub mod llama;
 mod mrope;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use bursar_kernels::{
-    BLOCK_TOKENS,
+    BLOCK_TOKENS, InputToken,
     ops::{
         gated_delta::{NO_STATE, SNAPSHOTS},
         rotary_kv_write::NO_SLOT,
@@ -32,6 +32,9 @@ pub struct StepFormat {
     /// Whether tokens of a picture attend to the later tokens of their picture. A step then never
     /// ends within a picture.
     pub whole_pictures: bool,
+    /// The input token of rows that belong to a picture, in place of the placeholder. It matters to
+    /// models with [embeddings of layers](crate::blocks::layer_embeddings).
+    pub picture_input: Option<u32>,
 }
 
 /// The sizes of a step. They determine the offset of each array in the packed list of u32, and
@@ -87,6 +90,7 @@ impl StepFormat {
         segment_layers: SegmentLayers::ONE,
         has_states: false,
         whole_pictures: false,
+        picture_input: None,
     };
 
     /// Number of blocks that a layer of `group` sees in each block of the cache. The blocks in the
@@ -288,6 +292,10 @@ impl StepLayout {
         }
         let tokens = words[self.place(StepArray::Tokens)].iter_mut().zip(&batch.tokens);
         tokens.for_each(|(word, token)| *word = token.code());
+        if let Some(token) = self.format.picture_input {
+            let tokens = &mut words[self.place(StepArray::Tokens)];
+            batch.picture_rows.iter().for_each(|row| tokens[*row as usize] = InputToken::Known(token).code());
+        }
         let drafts = batch.drafts.iter().flat_map(|drafts| &drafts.tokens);
         let inputs = words[self.place(StepArray::DraftTokens)].iter_mut().zip(drafts);
         inputs.for_each(|(word, token)| *word = token.code());

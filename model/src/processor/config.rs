@@ -4,7 +4,8 @@
 use serde::Deserialize;
 
 use super::error::ProcessorError;
-use super::smart_resize::PixelBounds;
+use super::resample::Resample;
+use super::smart_resize::{PixelBounds, Sizing};
 use super::tiling::{CropRule, TileCut, Tiling};
 use crate::{MergeSize, flow::Levels};
 
@@ -23,6 +24,13 @@ const TILING_PROCESSORS: [&str; 3] = ["GotOcr2ImageProcessor", "GotOcr2ImageProc
 /// Values of `image_processor_type` that resize every picture to one size, and may add crops.
 const CROPPING_PROCESSORS: [&str; 3] = ["Gemma3ImageProcessor", "Gemma3ImageProcessorFast", "Gemma3ImageProcessorPil"];
 
+/// Values of `image_processor_type` that resize every picture to the largest size within a number of
+/// tokens.
+const ENLARGING_PROCESSORS: [&str; 3] = ["Gemma4ImageProcessor", "Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil"];
+
+/// Values of `max_soft_tokens` that `ENLARGING_PROCESSORS` accept.
+const SOFT_TOKENS: [u64; 5] = [70, 140, 280, 560, 1120];
+
 /// Processor types that cut pictures into tiles only if `config.json` says so.
 const MAYBE_TILING_PROCESSORS: [&str; 2] = ["CLIPFeatureExtractor", "CLIPImageProcessor"];
 
@@ -39,6 +47,9 @@ pub(crate) const TILING_KEYS: [(&str, &str); 5] = [
 /// The video processor that makes one tile of each frame.
 const TILING_VIDEO_PROCESSOR: &str = "InternVLVideoProcessor";
 
+/// The video processor that resizes frames like `ENLARGING_PROCESSORS`.
+const ENLARGING_VIDEO_PROCESSOR: &str = "Gemma4VideoProcessor";
+
 /// Values of `video_processor_type` whose arithmetic for a frame is that of `KNOWN_PROCESSORS`.
 const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_PROCESSOR];
 
@@ -51,37 +62,6 @@ const TILES_MAX: u32 = 64;
 // CLIP's means and standard deviations, which transformers assumes if the file has none.
 const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
 const CLIP_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resample {
-    /// Triangle filter, number 2 in PIL.
-    Bilinear,
-    /// Keys' cubic filter with a = -0.5, number 3 in PIL.
-    Bicubic,
-}
-
-impl Resample {
-    /// Half of the filter's width, in pixels of the coarser of source and target.
-    pub fn support(self) -> f64 {
-        match self {
-            Resample::Bilinear => 1.0,
-            Resample::Bicubic => 2.0,
-        }
-    }
-
-    /// Value of the filter at a distance from its center (Keys, "Cubic convolution interpolation",
-    /// 1981, with a = -0.5).
-    pub fn weight(self, distance: f64) -> f64 {
-        const A: f64 = -0.5;
-        let x = distance.abs();
-        match self {
-            Resample::Bilinear if x < 1.0 => 1.0 - x,
-            Resample::Bicubic if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
-            Resample::Bicubic if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
-            _ => 0.0,
-        }
-    }
-}
 
 /// Whether the pixel bounds apply to a picture or to a whole video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +80,8 @@ pub enum CountedPixels {
 pub struct ImageProcessorConfig {
     /// Bounds on the pixels of a resized picture.
     pub pixel_bounds: PixelBounds,
+    /// How a size within the bounds is chosen.
+    pub sizing: Sizing,
     /// The tiling of pictures. `None` if pictures are not cut into tiles. With tiling, the pixel
     /// bounds limit the number of tiles.
     pub tiling: Option<Tiling>,
@@ -132,6 +114,7 @@ impl Default for ImageProcessorConfig {
     fn default() -> Self {
         ImageProcessorConfig {
             pixel_bounds: PixelBounds { min: 56 * 56, max: 28 * 28 * 1280 },
+            sizing: Sizing::Nearest,
             tiling: None,
             counted: CountedPixels::Picture,
             patch_size: 14,
@@ -178,6 +161,8 @@ struct RawConfig {
     do_normalize: Option<bool>,
     cap_pixels_per_frame: Option<bool>,
     max_video_tokens: Option<u64>,
+    max_soft_tokens: Option<u64>,
+    pooling_kernel_size: Option<u32>,
 }
 
 /// `size`: either the side of a square or an object.
@@ -201,8 +186,8 @@ struct RawSize {
 impl ImageProcessorConfig {
     /// Parses and checks the file. `min_pixels` and `max_pixels` override `size`, as in
     /// transformers. Missing settings take the defaults of `Qwen2VLImageProcessor`, of
-    /// `GotOcr2ImageProcessor` if pictures are cut into tiles, or of `Gemma3ImageProcessor` if that
-    /// is the type.
+    /// `GotOcr2ImageProcessor` if pictures are cut into tiles, or of `Gemma3ImageProcessor` or
+    /// `Gemma4ImageProcessor` if that is the type.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -213,6 +198,9 @@ impl ImageProcessorConfig {
         }
         if raw.adds_crops() {
             return raw.cropped();
+        }
+        if raw.is_one_of(&ENLARGING_PROCESSORS) {
+            return raw.enlarged();
         }
         raw.check_type()?;
         raw.over(ImageProcessorConfig::default())
@@ -233,6 +221,10 @@ impl ImageProcessorConfig {
         }
         if raw.adds_crops() {
             return Ok(raw.cropped()?.of_one_tile());
+        }
+        let is_enlarging = raw.video_processor_type.as_deref() == Some(ENLARGING_VIDEO_PROCESSOR);
+        if is_enlarging || raw.video_processor_type.is_none() && raw.is_one_of(&ENLARGING_PROCESSORS) {
+            return raw.enlarged();
         }
         match &raw.video_processor_type {
             Some(found) if !KNOWN_VIDEO_PROCESSORS.contains(&found.as_str()) => {
@@ -305,6 +297,7 @@ impl RawConfig {
         let raw = self;
         let config = ImageProcessorConfig {
             pixel_bounds: raw.bounds(default.pixel_bounds)?,
+            sizing: default.sizing,
             tiling: default.tiling,
             counted: default.counted,
             patch_size: raw.patch_size.unwrap_or(default.patch_size),
@@ -350,6 +343,7 @@ impl ImageProcessorConfig {
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let ImageProcessorConfig {
             pixel_bounds: PixelBounds { min, max },
+            sizing,
             tiling,
             counted,
             patch_size,
@@ -366,6 +360,7 @@ impl ImageProcessorConfig {
         vec![
             ("min_pixels", min.to_string()),
             ("max_pixels", max.to_string()),
+            ("sizing", format!("{sizing:?}").to_lowercase()),
             ("tiling", format!("{tiling:?}")),
             ("counted_pixels", format!("{counted:?}")),
             ("patch_size", patch_size.to_string()),
@@ -447,7 +442,11 @@ impl RawConfig {
     }
 
     fn adds_crops(&self) -> bool {
-        self.image_processor_type.as_deref().is_some_and(|kind| CROPPING_PROCESSORS.contains(&kind))
+        self.is_one_of(&CROPPING_PROCESSORS)
+    }
+
+    fn is_one_of(&self, kinds: &[&str]) -> bool {
+        self.image_processor_type.as_deref().is_some_and(|kind| kinds.contains(&kind))
     }
 
     /// Applies the tile settings on top of the defaults of `GotOcr2ImageProcessor`. That processor
@@ -501,6 +500,36 @@ impl RawConfig {
         })
     }
 
+    /// Applies the settings on top of the defaults of `Gemma4ImageProcessor`. The model itself maps
+    /// levels from 0 to 1 to levels from -1 to 1 (`modeling_gemma4.py`), which the mean and the
+    /// deviation include here.
+    fn enlarged(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
+        for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
+            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null (set `max_soft_tokens` instead)")?;
+        }
+        let tokens = self.max_soft_tokens.unwrap_or(280);
+        require("max_soft_tokens", tokens, SOFT_TOKENS.contains(&tokens), "70, 140, 280, 560 or 1120")?;
+        self.size = None;
+        self.merge_size = self.pooling_kernel_size.or(Some(3));
+        let config = self.over(ImageProcessorConfig {
+            sizing: Sizing::Largest,
+            pixel_bounds: PixelBounds { min: 1, max: 1 },
+            patch_size: 16,
+            temporal_patch_size: 1,
+            image_mean: [0.0; 3],
+            image_std: [1.0; 3],
+            do_normalize: false,
+            ..ImageProcessorConfig::default()
+        })?;
+        let (mean, deviation) =
+            if config.do_normalize { (config.image_mean, config.image_std) } else { ([0.0; 3], [1.0; 3]) };
+        let max = tokens * u64::from(config.factor()).pow(2);
+        let halves = deviation.map(|deviation| deviation / 2.0);
+        let image_mean = [0, 1, 2].map(|channel| mean[channel] + halves[channel]);
+        let pixel_bounds = PixelBounds { min: 1, max };
+        Ok(ImageProcessorConfig { pixel_bounds, image_mean, image_std: halves, do_normalize: true, ..config })
+    }
+
     /// Takes the side of the square that `size` describes.
     fn take_side(&mut self, default: u32) -> Result<u32, ProcessorError> {
         let side = match self.size.take() {
@@ -535,7 +564,9 @@ impl RawConfig {
             Some(found) if KNOWN_PROCESSORS.contains(&found.as_str()) => Ok(()),
             found => Err(ProcessorError::UnknownProcessor {
                 found: found.cloned().unwrap_or_else(|| "(no image_processor_type)".into()),
-                known: [&KNOWN_PROCESSORS[..], &TILING_PROCESSORS, &CROPPING_PROCESSORS].concat().join(", "),
+                known: [&KNOWN_PROCESSORS[..], &TILING_PROCESSORS, &CROPPING_PROCESSORS, &ENLARGING_PROCESSORS]
+                    .concat()
+                    .join(", "),
             }),
         }
     }

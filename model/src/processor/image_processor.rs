@@ -5,12 +5,12 @@ use bursar_budgets::Bytes;
 use super::config::{CountedPixels, ImageProcessorConfig};
 use super::error::ProcessorError;
 use super::resample::{resize, resize_bytes};
-use super::smart_resize::{PixelBounds, Size, smart_resize};
+use super::smart_resize::{PixelBounds, Size};
 use super::tiling::{TileCut, Tiling};
 use crate::flow::{Grid, ImageError, Levels, MediaGrid, PictureHash, ResizedImage, RgbImage, Tiles};
 
-/// Resizes decoded pictures for the encoder, as transformers'
-/// `Qwen2VLImageProcessor`, `GotOcr2ImageProcessor` and `Gemma3ImageProcessor` do.
+/// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor`,
+/// `GotOcr2ImageProcessor`, `Gemma3ImageProcessor` and `Gemma4ImageProcessor` do.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor {
     config: ImageProcessorConfig,
@@ -121,7 +121,7 @@ impl ImageProcessor {
 
     fn plan_bounded(&self, source: Size, bounds: PixelBounds) -> Result<ResizePlan, ImageError> {
         match self.config.tiling {
-            None => self.plan_by(source, |size, factor| smart_resize(size, factor, bounds)),
+            None => self.plan_by(source, |size, factor| self.config.sizing.choose(size, factor, bounds)),
             Some(tiling) => self.plan_tiles(source, tiling, bounds.max / tiling.tile_pixels()),
         }
     }

@@ -47,11 +47,12 @@ pub mod tiling;
 pub mod video_processor;
 mod webp_file;
 
-pub use config::{CountedPixels, ImageProcessorConfig, Resample};
+pub use config::{CountedPixels, ImageProcessorConfig};
 pub use frame_sampling::FrameSampling;
 pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{EncoderInput, ImageProcessor, ResizePlan};
 pub use media_plan::{MediaKey, MediaLimits, MediaPlan, MediaProcessors};
-pub use smart_resize::{PixelBounds, Size, VideoLength, smart_resize, smart_resize_video};
+pub use resample::Resample;
+pub use smart_resize::{PixelBounds, Size, Sizing, VideoLength, smart_resize, smart_resize_video};
 pub use tiling::{CropRule, TileCut, Tiling};
 pub use video_processor::{VideoPlan, VideoProcessor};

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::image_processor::{ImageProcessor, ResizePlan};
-use super::smart_resize::{PixelBounds, Size, smart_resize};
+use super::smart_resize::{PixelBounds, Size, Sizing};
 use super::tiling::Tiling;
 use crate::flow::{ImageError, ResizeLimits};
 
@@ -51,7 +51,7 @@ impl ImageProcessor {
         match self.config().tiling {
             None => {
                 let bounds = self.own_bounds(own, pixels_max)?;
-                self.plan_by(source, |size, factor| smart_resize(size, factor, bounds))
+                self.plan_by(source, |size, factor| self.config().sizing.choose(size, factor, bounds))
             }
             Some(tiling) => {
                 let tiles_max = pixels_max.unwrap_or(*possible.end()) / tiling.tile_pixels();
@@ -89,6 +89,10 @@ impl ImageProcessor {
                 limit: "tiles",
                 reason: "this model does not cut pictures into tiles",
             });
+        }
+        if own.pixels_min.is_some() && self.config().sizing == Sizing::Largest {
+            let reason = "this model's pictures always have the largest size within `max_pixels`";
+            return Err(ImageError::OwnLimitIdle { limit: "min_pixels", reason });
         }
         let bounds = self.config().pixel_bounds;
         let max = pixels_max.unwrap_or(bounds.max);

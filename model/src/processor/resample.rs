@@ -10,11 +10,42 @@
 use bursar_budgets::Bytes;
 use rayon::prelude::*;
 
-use super::config::Resample;
 use super::smart_resize::Size;
 use crate::flow::rgb_image::RgbImage;
 
 const CHANNELS: usize = 3;
+
+/// The filter of a resize.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resample {
+    /// Triangle filter, number 2 in PIL.
+    Bilinear,
+    /// Keys' cubic filter with a = -0.5, number 3 in PIL.
+    Bicubic,
+}
+
+impl Resample {
+    /// Half of the filter's width, in pixels of the coarser of source and target.
+    pub fn support(self) -> f64 {
+        match self {
+            Resample::Bilinear => 1.0,
+            Resample::Bicubic => 2.0,
+        }
+    }
+
+    /// Value of the filter at a distance from its center (Keys, "Cubic convolution interpolation",
+    /// 1981, with a = -0.5).
+    pub fn weight(self, distance: f64) -> f64 {
+        const A: f64 = -0.5;
+        let x = distance.abs();
+        match self {
+            Resample::Bilinear if x < 1.0 => 1.0 - x,
+            Resample::Bicubic if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
+            Resample::Bicubic if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
+            _ => 0.0,
+        }
+    }
+}
 
 /// Resizes `picture` to `size`.
 ///

@@ -72,6 +72,62 @@ pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size
     resize_length(size, VideoLength::STILL, factor, bounds)
 }
 
+/// How the size of a picture is chosen within the pixel bounds. Both sides become multiples of a
+/// factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sizing {
+    /// The size that is nearest to the picture's; see [`smart_resize`].
+    Nearest,
+    /// The largest size; see [`largest_size`].
+    Largest,
+}
+
+impl Sizing {
+    /// The size of a picture of `size`.
+    ///
+    /// # Errors
+    /// See [`smart_resize`] and [`largest_size`].
+    pub fn choose(self, size: Size, factor: u32, bounds: PixelBounds) -> Result<Size, ImageError> {
+        match self {
+            Sizing::Nearest => smart_resize(size, factor, bounds),
+            Sizing::Largest => largest_size(size, factor, bounds.max),
+        }
+    }
+}
+
+/// The largest size of at most `pixels_max` pixels whose sides are multiples of `factor`, with about
+/// the aspect ratio of `size`. Small pictures are enlarged.
+///
+/// Returns the same numbers as `get_aspect_ratio_preserving_size` in transformers 5.17,
+/// `models/gemma4/image_processing_gemma4.py`, if `pixels_max` is a multiple of the square of
+/// `factor`; other numbers are rounded down to one.
+///
+/// # Errors
+/// [`ImageError::Empty`]; [`ImageError::NoSize`] if `pixels_max` is below the square of `factor`.
+pub fn largest_size(size: Size, factor: u32, pixels_max: u64) -> Result<Size, ImageError> {
+    let Size { width, height } = size;
+    if width == 0 || height == 0 {
+        return Err(ImageError::Empty { width, height });
+    }
+    let groups = pixels_max / u64::from(factor).pow(2);
+    let target = groups * u64::from(factor).pow(2);
+    let scale = (target as f64 / size.pixels() as f64).sqrt();
+    let fitting = |side: u32| (scale * f64::from(side) / f64::from(factor)).floor() as u64;
+    // A picture so thin that one side would be 0 gets one group across. Its length is not scaled.
+    let along = |long: u32, short: u32| u64::from(long / short).min(groups);
+    let (across, down) = match (fitting(width), fitting(height)) {
+        (0, 0) => return Err(ImageError::NoSize { width, height }),
+        (_, 0) => (along(width, height), 1),
+        (0, _) => (1, along(height, width)),
+        both => both,
+    };
+    let side = |groups: u64| u32::try_from(groups).ok().and_then(|groups| groups.checked_mul(factor));
+    match (side(across), side(down)) {
+        (Some(width), Some(height)) => Ok(Size { width, height }),
+        _ => Err(ImageError::NoSize { width, height }),
+    }
+}
+
 /// Same as [`smart_resize`] for the frames of a video, where the bounds apply to the pixels of all
 /// frames together.
 ///

@@ -24,6 +24,8 @@ pub struct WeightCopy {
     pub scale: Option<String>,
     /// Whether the file has each matrix of the tensor with its axes swapped.
     pub swapped: bool,
+    /// The shape of each row of the file, if the matrices with swapped axes are its rows.
+    pub row_matrix: Option<[usize; 2]>,
     /// The type of the blocks, if they are copied as they are. Then `kept` is u8.
     pub blocks: Option<BlockType>,
     /// How the weight of a norm is changed while it is read.
@@ -49,6 +51,7 @@ impl WeightCopy {
             cut: None,
             scale: None,
             swapped: false,
+            row_matrix: None,
             blocks: None,
             norm: None,
             quantized: None,

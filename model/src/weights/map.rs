@@ -1,7 +1,10 @@
 //! The map of a weight segment: the claims of a model, and the tensors that they become.
 
 use bursar_budgets::{Address, Bytes};
-use bursar_kernels::{DType, Rank, RankShard, Shape, Target, Tensor, Weight};
+use bursar_kernels::{
+    DType, Rank, RankShard, Shape, Target, Tensor, Weight,
+    ops::patchify::{CHANNELS, PatchSize},
+};
 
 use super::{
     NormScaling, RoutingSkew, WeightCopy, WeightError, WeightSource, cut::Cut, module_formats::ModuleFormats,
@@ -152,6 +155,57 @@ impl<'c> WeightMap<'c> {
         let rows = parts.iter().map(|rows| rows.count).sum();
         let parts: Vec<_> = parts.iter().map(|rows| (name.to_owned(), *rows)).collect();
         self.stacked(&parts, [rows, columns].into(), columns.into(), WeightLayout::default())
+    }
+
+    /// Claims ranges of the elements of one vector `name`, one after the other.
+    pub fn vector_of_parts(&mut self, name: &str, parts: &[RankShard]) -> Result<Tensor<'static>, WeightError> {
+        let elements: usize = parts.iter().map(|part| part.count).sum();
+        let parts: Vec<_> = parts.iter().map(|part| (name.to_owned(), *part)).collect();
+        self.stacked(&parts, [elements].into(), 1.into(), WeightLayout::default())
+    }
+
+    /// Claims the matrix `which` of `[rows, columns]` of a tensor of several such matrices.
+    pub fn matrix_of(
+        &mut self,
+        name: &str,
+        which: RankShard,
+        [rows, columns]: [usize; 2],
+    ) -> Result<Tensor<'static>, WeightError> {
+        let (part, elements) = ((name.to_owned(), which), rows * columns);
+        let matrix = self.stacked(&[part], [1, elements].into(), elements.into(), WeightLayout::default())?;
+        Ok(matrix.into_shape([rows, columns]))
+    }
+
+    /// Claims two single numbers `names`, `[2]` f32.
+    pub fn bounds(&mut self, names: [String; 2]) -> Result<Tensor<'static>, WeightError> {
+        let place = WeightLayout { kept: Some(DType::F32), ..WeightLayout::default() };
+        self.stacked(&names.map(|name| (name, 1.into())), [2].into(), 1.into(), place)
+    }
+
+    /// Claims a vector of `elements` zeros in the type of weights.
+    pub fn zeros(&mut self, elements: usize) -> Tensor<'static> {
+        self.segment.align();
+        let dtype = self.target.weight(DType::F32);
+        let copy = WeightCopy::of(WeightSource::Zeros, dtype, (elements, 0), dtype.bytes(elements));
+        let to = self.segment.place(copy);
+        self.segment.tensor(to, [elements], dtype)
+    }
+
+    /// Claims a projection of patches, `[hidden, values]`. The checkpoint has the channels of each
+    /// pixel side by side, and patches have them one after the other.
+    pub fn patch_projection(
+        &mut self,
+        name: &str,
+        hidden: usize,
+        patch: PatchSize,
+    ) -> Result<Tensor<'static>, WeightError> {
+        let values = patch.values();
+        let weight = self.tensor(name, [hidden, values])?;
+        // Random tensors are drawn in the final order.
+        if self.checkpoint.tensors.random(name, 2).is_none() {
+            self.segment.swap_rows_last([values / CHANNELS, CHANNELS]);
+        }
+        Ok(weight)
     }
 
     /// Claims the router of a mixture, `[experts, hidden]`, which chooses `top`

@@ -91,6 +91,13 @@ impl SegmentLayout {
         (copy.swapped, copy.row) = (true, (copy.elements() / copy.row.0, 0));
     }
 
+    /// Swaps the axes of each row of the last copy while it is read. A row of the file is a matrix of
+    /// this shape.
+    pub fn swap_rows_last(&mut self, matrix: [usize; 2]) {
+        let copy = self.copies.last_mut().expect("a copy was placed");
+        (copy.swapped, copy.row_matrix) = (true, Some(matrix));
+    }
+
     /// Sets how the last copy, which is the weight of a norm, is scaled while it is read.
     pub fn scale_last(&mut self, scaling: NormScaling) {
         if let Some(copy) = self.copies.last_mut() {

@@ -270,7 +270,9 @@ fn upload_swapped<B: Backend>(
     buffers: &mut HostBuffers,
 ) -> Result<(), LoadError> {
     let (mut to, dtype) = (copy.to, DType::from(found.dtype));
-    swapped_parts(found, &mut buffers.unpacked, |part| {
+    let rows = copy.row_matrix.map(|[columns, rows]| [found.shape[0], columns, rows]);
+    let found = found.reshaped(rows.as_ref().map_or(found.shape, |shape| shape));
+    swapped_parts(&found, &mut buffers.unpacked, |part| {
         let place = to;
         to = to.offset(copy.kept.bytes(part.len() / dtype.size()));
         if dtype == copy.kept {

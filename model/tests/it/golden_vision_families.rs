@@ -1,4 +1,4 @@
-//! Qwen3-VL, Qwen2-VL, Qwen3.5, InternVL and Gemma 3 compared with results of transformers: prompts
+//! Qwen3-VL, Qwen2-VL, Qwen3.5, InternVL, Gemma 3 and Gemma 4 compared with results of transformers: prompts
 //! including the text around pictures and videos, positions, vision cache rows, logits and answers,
 //! with whole prompts, in chunks, and batched with others. `qwen3_vl` has tower heads of 64, a tied
 //! head, and one decoder layer more than DeepStack features. `qwen3_vl_72` has tower heads of 72,
@@ -22,7 +22,7 @@ const FOLDER: &str = "tests/golden/qwen3_vl";
 /// Checkpoints with gated delta nets. The second has experts and a shared expert.
 const HYBRIDS: [&str; 2] = ["tests/golden/qwen3_5", "tests/golden/qwen3_5_moe"];
 const GEMMA: &str = "tests/golden/gemma3";
-const FOLDERS: [(&str, &[&str]); 9] = [
+const FOLDERS: [(&str, &[&str]); 11] = [
     (
         FOLDER,
         &[
@@ -79,6 +79,10 @@ const FOLDERS: [(&str, &[&str]); 9] = [
     (HYBRIDS[1], &["short", "long", "single_image"]),
     // Tokens of a picture attend to its later tokens. A picture has more tokens than the window.
     (GEMMA, &["one_image", "several_images", "two_turns", "pan_and_scan", "pan_and_scan_tall"]),
+    // The same only in layers with a window, which is shorter than a picture.
+    ("tests/golden/gemma4", &["one_image", "several_images", "two_turns"]),
+    // A tower with clipped projections, and embeddings of layers.
+    ("tests/golden/gemma4_clipped", &["one_image", "several_images", "two_turns"]),
 ];
 
 /// Videos, each with the case that has its recorded rows and pixels.

@@ -51,8 +51,14 @@ const FP8: [&str; 4] = [
     "tests/golden/qwen3_moe_fp8",
 ];
 /// Checkpoints whose layers normalize the results of attention and of the MLP.
-const GEMMA: [&str; 4] =
-    ["tests/golden/gemma3_text", "tests/golden/gemma3", "tests/golden/gemma4_text", "tests/golden/gemma4_sharing"];
+const GEMMA: [&str; 6] = [
+    "tests/golden/gemma3_text",
+    "tests/golden/gemma3",
+    "tests/golden/gemma4_text",
+    "tests/golden/gemma4_sharing",
+    "tests/golden/gemma4",
+    "tests/golden/gemma4_clipped",
+];
 const LLAMA: &str = "tests/golden/llama_biased";
 const DEMO: &str = "model/demo/checkpoint";
 

@@ -43,10 +43,12 @@ PICTURE_TEMPLATE = TEMPLATE.replace(
     "{% endfor %}{% else %}{{ raise_exception('content must be a text or a list of parts') }}{% endif %}")  # fmt: skip
 
 
-def write_tokenizer(folder, name):
+def write_tokenizer(folder, more=None, template=TEMPLATE, processor=None):
     """Trains a BPE over characters, with a token for each byte that stands in for characters without a token, as Gemma's.
 
-    Returns the ids of the tokens of pictures, by their names in transformers."""
+    `more` are tokens of pictures and sound, by their names in transformers, and `processor` is the class that reads them.
+    Returns their ids."""
+    more = more or {}
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     as_gemma = lambda tokenizer: (  # noqa: E731
         setattr(tokenizer, "normalizer", tokenizers.normalizers.Replace(" ", "▁")),
@@ -67,20 +69,19 @@ def write_tokenizer(folder, name):
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", CONTROL.index("<bos>"))])  # fmt: skip
     tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in CONTROL])
-    more = PICTURE_TOKENS if name == "gemma3" else {}
     tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in more.values()])
     ids = {key: tokenizer.token_to_id(token) for key, token in more.items()}
     tokenizer.save(str(folder / "tokenizer.json"))
     added = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     settings = {
         "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
-        "unk_token": "<unk>", "clean_up_tokenization_spaces": False, "chat_template": PICTURE_TEMPLATE if more else TEMPLATE,
+        "unk_token": "<unk>", "clean_up_tokenization_spaces": False, "chat_template": template,
         "added_tokens_decoder": {str(place): added | {"content": token} for place, token in enumerate(CONTROL)},
         "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
     if more:
         settings["added_tokens_decoder"] |= {str(ids[key]): added | {"content": token} for key, token in more.items()}
-        settings |= more | {"extra_special_tokens": more, "processor_class": "Gemma3Processor"}
-        write_json(folder / "chat_template.json", {"chat_template": PICTURE_TEMPLATE})  # as released, in both files
+        settings |= more | {"extra_special_tokens": more, "processor_class": processor}
+        write_json(folder / "chat_template.json", {"chat_template": template})  # as released, in both files
     write_json(folder / "tokenizer_config.json", settings)
     return ids
 
@@ -181,7 +182,8 @@ def add_tower(weights, vision, text_hidden):
 
 def write_checkpoint(folder, name, seed):
     folder.mkdir(parents=True, exist_ok=True)
-    config = write_settings(folder, name, write_tokenizer(folder, name))
+    pictures = (PICTURE_TOKENS, PICTURE_TEMPLATE, "Gemma3Processor") if name == "gemma3" else ()
+    config = write_settings(folder, name, write_tokenizer(folder, *pictures))
     weights = Weights(seed, torch.bfloat16, levels=3, deviation=1.2)
     add_decoder(weights, config)
     if name == "gemma3":

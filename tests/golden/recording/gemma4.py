@@ -1,26 +1,36 @@
-"""Tiny Gemma 4 checkpoints without pictures."""
+"""Tiny Gemma 4 checkpoints: two without pictures, and two with a vision tower."""
 
 import math
 
 import torch
 from transformers import Gemma4ForCausalLM, Gemma4ForConditionalGeneration
 
-from . import gemma3
+from . import enlarged_chats, gemma3
 from .files import write_checkpoint_tensors, write_json
 from .reference import Reference
 from .tokenizer import TEXT_TOKENS
 from .weights import Weights
 
 # Model class and seed. Each seed gives every greedy step a clear margin (`reference.MARGIN_MIN`).
-CHECKPOINTS = {"gemma4_text": (Gemma4ForCausalLM, 9), "gemma4_sharing": (Gemma4ForConditionalGeneration, 4)}
+CHECKPOINTS = {
+    "gemma4_text": (Gemma4ForCausalLM, 9), "gemma4_sharing": (Gemma4ForCausalLM, 4),
+    "gemma4": (Gemma4ForConditionalGeneration, 1), "gemma4_clipped": (Gemma4ForConditionalGeneration, 1)}  # fmt: skip
+PICTURES = ["gemma4", "gemma4_clipped"]
+# Tokens after the text tokens, by their names in transformers.
+MORE_TOKENS = {
+    "boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
+    "audio_token": "<|audio|>"}  # fmt: skip
+TEMPLATE = gemma3.PICTURE_TEMPLATE.replace("<start_of_image>", "<|image|>")
+PATCH, POOL, TOKENS = 4, 3, 70  # 70 tokens are the fewest that transformers' processor accepts
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def text_settings(name):
-    """The decoder's settings. `gemma4_text` is like the released 31B: keys of full attention are its values.
+    """The decoder's settings. `gemma4_text` and `gemma4` are like the released 31B: keys of full attention are its values, and
+    tokens of a picture attend to one another in layers with a window.
 
-    `gemma4_sharing` is like the released E2B: layers that read keys and values of earlier layers, with a wide MLP, and
-    embeddings of layers."""
+    `gemma4_sharing` and `gemma4_clipped` are like the released E2B: layers that read keys and values of earlier layers, with
+    a wide MLP, and embeddings of layers."""
     shared = {
         "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2, "dtype": "bfloat16", "enable_moe_block": False,
         "eos_token_id": 1, "final_logit_softcapping": 6.0, "global_head_dim": 64, "head_dim": 32,
@@ -31,6 +41,16 @@ def text_settings(name):
         "rope_parameters": {
             FULL: {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
             SLIDING: {"rope_theta": 10000.0, "rope_type": "default"}}}  # fmt: skip
+    if name == "gemma4":
+        return shared | {
+            "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+            "num_global_key_value_heads": 1, "num_hidden_layers": 5, "num_key_value_heads": 2, "num_kv_shared_layers": 0,
+            "use_bidirectional_attention": "vision", "use_double_wide_mlp": False}  # fmt: skip
+    if name == "gemma4_clipped":
+        return shared | {
+            "attention_k_eq_v": False, "hidden_size_per_layer_input": 16, "num_global_key_value_heads": None,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL], "num_hidden_layers": 4, "num_key_value_heads": 1,
+            "num_kv_shared_layers": 2, "use_bidirectional_attention": None, "use_double_wide_mlp": True}  # fmt: skip
     if name == "gemma4_text":
         return shared | {
             "architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
@@ -44,16 +64,33 @@ def text_settings(name):
         "use_double_wide_mlp": True}  # fmt: skip
 
 
-def write_settings(folder, name):
-    """Writes the JSON files. Returns the settings of the decoder."""
+def vision_settings(name):
+    """`vision_config`. Vision heads have 32 elements."""
+    return {"model_type": "gemma4_vision", "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64,
+            "intermediate_size": 96, "num_attention_heads": 2, "num_hidden_layers": 2, "num_key_value_heads": 2, "patch_size": PATCH,
+            "pooling_kernel_size": POOL, "position_embedding_size": 256, "rms_norm_eps": 1e-06,
+            "rope_parameters": {"rope_theta": 100.0, "rope_type": "axial"}, "standardize": name == "gemma4",
+            "use_clipped_linears": name == "gemma4_clipped"}  # fmt: skip
+
+
+def write_settings(folder, name, ids):
+    """Writes the JSON files. `ids` are the tokens of pictures. Returns the settings of the decoder."""
     text = text_settings(name)
-    config = text if name == "gemma4_text" else {
-        "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "dtype": "bfloat16", "eos_token_id": [1, 5],
-        "model_type": "gemma4", "text_config": text, "tie_word_embeddings": True, "vision_config": None}  # fmt: skip
+    config = text | {"architectures": ["Gemma4ForCausalLM"]} if name not in PICTURES else {
+        "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "audio_token_id": ids["audio_token"],
+        "boi_token_id": ids["boi_token"], "dtype": "bfloat16", "eoi_token_id": ids["eoi_token"], "eos_token_id": [1, 5],
+        "image_token_id": ids["image_token"], "model_type": "gemma4", "text_config": text, "tie_word_embeddings": True,
+        "vision_config": vision_settings(name)}  # fmt: skip
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {
         "bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 5], "pad_token_id": 0, "temperature": 1.0, "top_k": 64,
         "top_p": 0.95})  # fmt: skip
+    if name in PICTURES:
+        write_json(folder / "preprocessor_config.json", {
+            "do_convert_rgb": True, "do_normalize": False, "do_rescale": True, "do_resize": True, "image_mean": [0.0, 0.0, 0.0],
+            "image_processor_type": "Gemma4ImageProcessor", "image_seq_length": TOKENS, "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": TOKENS, "patch_size": PATCH, "pooling_kernel_size": POOL, "processor_class": "Gemma4Processor",
+            "resample": 3, "rescale_factor": 0.00392156862745098})  # fmt: skip
     return text
 
 
@@ -101,15 +138,50 @@ def add_decoder(weights, config):
     weights.shrink_rows("model.embed_tokens.weight", TEXT_TOKENS)
 
 
+def add_tower(weights, vision, text_hidden):
+    """The vision tower and the projection. Some limits of clipped projections are exceeded."""
+    hidden, at = vision["hidden_size"], "model.vision_tower"
+    weights.matrix(f"{at}.patch_embedder.input_proj.weight", hidden, 3 * PATCH**2, gain=1.5)
+    # Position embeddings are as large as patch embeddings, so that a wrong position changes the result.
+    weights.matrix(f"{at}.patch_embedder.position_embedding_table", 2, vision["position_embedding_size"], hidden,
+                   gain=0.5 * math.sqrt(vision["position_embedding_size"] * hidden))  # fmt: skip
+    for layer in (f"{at}.encoder.layers.{index}" for index in range(vision["num_hidden_layers"])):
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            weights.vector(f"{layer}.{norm}_layernorm.weight", hidden, mean=0.6 if norm.startswith("post") else 1.0)
+        for part, mean in {"q": 0.4, "k": 1.0}.items():
+            weights.vector(f"{layer}.self_attn.{part}_norm.weight", vision["head_dim"], mean=mean)
+        wide = vision["intermediate_size"]
+        sizes = {f"self_attn.{part}_proj": (hidden, hidden) for part in "qkvo"} | {
+            "mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden), "mlp.down_proj": (hidden, wide)}  # fmt: skip
+        for part, (rows, columns) in sizes.items():
+            weights.matrix(f"{layer}.{part}.linear.weight", rows, columns, gain=1.5)
+            if vision["use_clipped_linears"]:
+                for end in ("input", "output"):
+                    low, high = sorted(1.5 * weights.random.standard_normal(2))
+                    weights.tensors[f"{layer}.{part}.{end}_min"] = torch.tensor(low - 1.0).to(torch.bfloat16)
+                    weights.tensors[f"{layer}.{part}.{end}_max"] = torch.tensor(high + 1.0).to(torch.bfloat16)
+    if vision["standardize"]:
+        weights.vector(f"{at}.std_bias", hidden)
+        weights.vector(f"{at}.std_scale", hidden, mean=0.5)
+    # Rows of pictures are as large as embeddings of tokens, which the decoder multiplies by the root of its width.
+    weights.matrix("model.embed_vision.embedding_projection.weight", text_hidden, hidden, gain=0.06 * math.sqrt(text_hidden))
+
+
 def record(root, _):
     for name, (kind, seed) in CHECKPOINTS.items():
         print(name)
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
-        gemma3.write_tokenizer(folder, "gemma3_text")
+        pictures = (MORE_TOKENS, TEMPLATE, "Gemma4Processor") if name in PICTURES else ()
+        config = write_settings(folder, name, gemma3.write_tokenizer(folder, *pictures))
         weights = Weights(seed, torch.bfloat16, levels=3, deviation=1.2)
-        add_decoder(weights, write_settings(folder, name))
-        if name == "gemma4_sharing":
+        add_decoder(weights, config)
+        if name in PICTURES:
             weights.tensors = {key.replace("model.", "model.language_model.", 1): value for key, value in weights.tensors.items()}
+            add_tower(weights, vision_settings(name), config["hidden_size"])
         write_checkpoint_tensors(folder, weights.tensors)
-        gemma3.record_texts(folder, Reference(kind, folder))
+        reference = Reference(kind, folder)
+        if name in PICTURES:
+            enlarged_chats.record(root, folder, reference)
+        else:
+            gemma3.record_texts(folder, reference)

@@ -45,6 +45,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub attention_paged: ByHeadDim<F>,
     /// `None` for head dimensions that have no such kernel.
     pub attention_windows: ByPackedHeadDim<Option<F>>,
+    pub clamp: F,
     pub embed: F,
     pub embed_scaled: F,
     pub experts: F,
@@ -85,6 +86,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub scatter_rows: F,
     pub silu_mul: F,
     pub soft_cap: F,
+    pub standardize: F,
     pub silu_mul_rounded: F,
     pub states: States<F>,
     /// Entry points that exist only in Hopper's machine code.
@@ -273,6 +275,7 @@ impl<F> EntryPoints<F> {
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL, "attention_packed")?,
             attention_paged: all.by_head_dim(ATTENTION_PREFILL, "attention_paged")?,
             attention_windows: all.of_windows(ATTENTION_PREFILL, "attention_windows")?,
+            clamp: all.typed(waiting("clamp"), "clamp")?,
             embed: all.typed(waiting("embed"), "embed")?,
             embed_scaled: all.typed(waiting("embed"), "embed_scaled")?,
             experts: all.typed(EXPERTS, "experts")?,
@@ -312,6 +315,7 @@ impl<F> EntryPoints<F> {
             silu_mul: all.typed(SILU_MUL, "silu_mul")?,
             silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
             soft_cap: all.named(waiting("soft_cap"), "soft_cap")?,
+            standardize: all.typed(waiting("standardize"), "standardize")?,
             states: States::find(&mut all)?,
             hopper: if hopper { Some(HopperEntryPoints::find(&mut all)?) } else { None },
         })

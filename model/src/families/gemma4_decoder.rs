@@ -1,0 +1,147 @@
+//! The Gemma 4 decoder, shared by the family with pictures and the text-only family.
+
+use serde_json::{Map, Value, json};
+
+use crate::blocks::{
+    AxesRule, ConfigError, DecoderDefaults, LayerKind, WindowRule,
+    decoder_shape::{DecoderShape, ShapeText},
+};
+
+/// Defaults of `Gemma4TextConfig`, or of `Gemma4UnifiedTextConfig` if `is_unified` (transformers
+/// 5.17, `configuration_gemma4.py` and `configuration_gemma4_unified.py`).
+pub fn defaults(is_unified: bool) -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 262_144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": false,
+        "num_kv_shared_layers": 0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": if is_unified { 0 } else { 256 },
+        "vocab_size_per_layer_input": 262_144,
+        "max_position_embeddings": if is_unified { 262_144 } else { 131_072 },
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+            },
+        },
+        "sliding_window": if is_unified { 1024 } else { 512 },
+        "tie_word_embeddings": true,
+    });
+    DecoderDefaults {
+        fields,
+        rope_types: &["default"],
+        axes: AxesRule::One,
+        layer: LayerKind::LayerScalars,
+        window: WindowRule::PatternButLast,
+    }
+}
+
+/// Refuses models in which tokens of text attend to later tokens. `vision` concerns only tokens of
+/// pictures.
+pub fn refuse_bidirectional(place: &str, fields: &Map<String, Value>) -> Result<(), ConfigError> {
+    match fields.get("use_bidirectional_attention") {
+        None | Some(Value::Null) => Ok(()),
+        Some(value) if value == "vision" => Ok(()),
+        Some(value) => Err(ConfigError::Unsupported {
+            field: format!("{place}use_bidirectional_attention"),
+            value: value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+            supported: "null and vision",
+        }),
+    }
+}
+
+/// Sizes of a decoder, without its weights.
+pub struct Gemma4Shape {
+    pub name: &'static str,
+    pub decoder: DecoderShape,
+    /// Tokens of the sliding window.
+    pub window: usize,
+    /// Every layer whose number, counted from 1, is a multiple of this number has full attention.
+    pub full_every: usize,
+    /// Elements of a head of full attention.
+    pub full_head_dim: usize,
+    /// Key heads of full attention, whose keys are also the values. `None`: as many as other layers
+    /// have, and values of their own.
+    pub full_kv_heads: Option<usize>,
+    /// Number of layers at the end that read the keys and values of earlier layers.
+    pub sharing_layers: usize,
+    /// Whether these layers have an MLP of twice the width.
+    pub has_wide_mlp: bool,
+    /// Elements of a token's row for one layer; 0 without such rows.
+    pub layer_embedding: usize,
+}
+
+/// Sizes of a released model without shared keys and values and without embeddings of layers. `sizes`
+/// are the hidden width, the MLP width, the layers, the query heads, and the key and value heads.
+pub const fn released(
+    name: &'static str,
+    text: ShapeText,
+    sizes: [usize; 5],
+    window: usize,
+    context_tokens: usize,
+) -> Gemma4Shape {
+    let decoder = DecoderShape {
+        text,
+        words: 262_144 - 256,
+        vocabulary: 262_144,
+        head_dim: Some(256),
+        ..DecoderShape::small(sizes, context_tokens)
+    };
+    Gemma4Shape {
+        name,
+        decoder,
+        window,
+        full_every: 6,
+        full_head_dim: 512,
+        full_kv_heads: None,
+        sharing_layers: 0,
+        has_wide_mlp: false,
+        layer_embedding: 0,
+    }
+}
+
+impl Gemma4Shape {
+    /// The settings of the decoder in `config.json`.
+    pub fn config(&self) -> Value {
+        let mut config = self.decoder.config();
+        let fields = config.as_object_mut().expect("the settings are an object");
+        ["hidden_act", "use_sliding_window", "rope_theta"].iter().for_each(|key| drop(fields.remove(*key)));
+        let is_full = |layer: usize| (layer + 1).is_multiple_of(self.full_every);
+        let kind = |layer| if is_full(layer) { "full_attention" } else { "sliding_attention" };
+        let more = json!({
+            "model_type": "gemma4_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": (0..self.decoder.layers).map(kind).collect::<Vec<_>>(),
+            "sliding_window": self.window,
+            "global_head_dim": self.full_head_dim,
+            "num_global_key_value_heads": self.full_kv_heads,
+            "attention_k_eq_v": self.full_kv_heads.is_some(),
+            "num_kv_shared_layers": self.sharing_layers,
+            "use_double_wide_mlp": self.has_wide_mlp,
+            "hidden_size_per_layer_input": self.layer_embedding,
+            "vocab_size_per_layer_input": self.decoder.vocabulary,
+            "final_logit_softcapping": 30.0,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1_000_000.0,
+                },
+                "sliding_attention": { "rope_type": "default", "rope_theta": 10_000.0 },
+            },
+        });
+        fields.extend(more.as_object().cloned().unwrap_or_default());
+        config
+    }
+}

@@ -1,0 +1,52 @@
+//! Gemma 4 without pictures. Checkpoints of the 12B are read without its encoders.
+
+mod shape;
+
+use serde_json::Value;
+
+pub use super::row::TextModel as Model;
+use super::{
+    gemma4_decoder::{self, Gemma4Shape},
+    row::{ReadText, Settings},
+};
+use crate::{
+    blocks::{ConfigError, DecoderConfig, config_keys},
+    checkpoint::Checkpoint,
+};
+
+/// Configuration of the family, which is only a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config(DecoderConfig);
+
+const UNIFIED: [&str; 2] = ["gemma4_unified", "gemma4_unified_text"];
+
+impl Settings for Config {
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[
+        ("Gemma4ForCausalLM", "gemma4_text"),
+        ("Gemma4UnifiedForConditionalGeneration", UNIFIED[0]),
+        ("Gemma4UnifiedForCausalLM", UNIFIED[1]),
+    ];
+
+    const UNREAD: &'static [&'static str] = &["model.vision_embedder", "model.embed_vision", "model.embed_audio"];
+
+    type Shape = Gemma4Shape;
+
+    const SHAPES: &'static [Gemma4Shape] = &shape::SHAPES;
+
+    fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
+        let config = &checkpoint.config;
+        let is_unified = config.get("model_type").and_then(Value::as_str).is_some_and(|kind| UNIFIED.contains(&kind));
+        let text = config_keys::part(config, "text_config")?;
+        let place = if text.is_some() { "text_config." } else { "" };
+        gemma4_decoder::refuse_bidirectional(place, text.unwrap_or(config))?;
+        DecoderConfig::read_nested(config, &gemma4_decoder::defaults(is_unified)).map(Config)
+    }
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.0
+    }
+
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.0
+    }
+}
