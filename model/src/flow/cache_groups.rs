@@ -308,7 +308,7 @@ mod tests {
     fn narrow_layers_share_a_segment() {
         // One in six layers has full attention (one in five in the smallest).
         let groups = |layers: usize, every: usize, full: usize, windowed: usize| {
-            let window = |layer: usize| Some(1024).filter(|_| (layer + 1) % every != 0);
+            let window = |layer: usize| Some(1024).filter(|_| !(layer + 1).is_multiple_of(every));
             let layers = (0..layers).map(|layer| (layer, window(layer)));
             CacheGroups::of_segments(layers, SegmentLayers::of_widths(full, windowed))
         };

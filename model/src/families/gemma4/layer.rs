@@ -12,6 +12,7 @@ use crate::{
 };
 
 /// Projections of the same rows. In some models, the inputs and outputs of each of them are limited.
+#[expect(clippy::large_enum_variant, reason = "there are four values per layer, so the size does not matter")]
 enum Projections {
     /// One matrix with the rows of all of them.
     Fused(Linear),
