@@ -17,9 +17,8 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
-        Files, ReleasedShape, Settings, VisionSettings, Weights, gemma3, gemma3_text, gemma4, gemma4_text,
-        internvl, llama, qwen2,
-        qwen2_5_vl, qwen2_vl, qwen3, qwen3_5, qwen3_5_text, qwen3_vl,
+        Files, ReleasedShape, Settings, VisionSettings, Weights, gemma3, gemma3_text, gemma4, gemma4_text, internvl,
+        llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_5, qwen3_5_text, qwen3_vl,
     },
     flow::{Grid, LayoutError, MediaGrid, PromptLayout, ResizedImage},
     nearest_names,

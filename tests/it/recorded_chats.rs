@@ -74,20 +74,26 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
         let device = shared_out(&device_of(Bytes::mib(96)), ranks);
         let config = RuntimeConfig { device: DeviceChoice::Custom(device), ..RuntimeConfig::default() };
         let runtime = Runtime::start(config).await.expect("host devices start");
+        // Gemma 4 enlarges each picture to the most patches that it may have.
+        let (picture_patches, launch_patches) = if folder.starts_with("gemma4") { (630, 1300) } else { (208, 256) };
         let envelope = Envelope {
             context_tokens: 512,
             sequences: 4,
             step_tokens: 96,
             draft_tokens: 0,
-            picture_patches: 208,
+            picture_patches,
             pictures: 3,
             largest_pictures: 3,
             video_frames: 16,
-            launch_patches: 256,
+            launch_patches,
         };
         // Fewer tokens than all chats take together. A model with windows has several cache groups, and
         // each of them takes blocks for the same tokens.
-        let kv_tokens = if folder.starts_with("gemma3") { 1952 } else { 528 };
+        let kv_tokens = match &folder[..folder.len().min(6)] {
+            "gemma3" => 1952,
+            "gemma4" => 2400,
+            _ => 528,
+        };
         let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(kv_tokens), ..small() };
         let source = ModelSource::folder(bursar_golden::path(folder));
         let model = runtime.load_with(source, options, |_| {}).await.expect("the model starts");
@@ -156,6 +162,16 @@ fn chats_with_gemma_are_answered_as_recorded() {
     recorded_chats_are_answered("gemma3_text", &["short", "long"]);
     recorded_chats_are_answered("gemma3", &["one_image", "several_images", "two_turns"]);
     recorded_chats_are_answered_by(2, "gemma3", &["short", "long", "several_images"]);
+}
+
+#[test]
+fn chats_with_gemma_4_are_answered_as_recorded() {
+    const PICTURES: [&str; 3] = ["one_image", "several_images", "two_turns"];
+    recorded_chats_are_answered("gemma4_text", &["short", "long"]);
+    recorded_chats_are_answered("gemma4_sharing", &["short", "long"]);
+    recorded_chats_are_answered("gemma4", &PICTURES);
+    recorded_chats_are_answered("gemma4_clipped", &PICTURES);
+    recorded_chats_are_answered_by(2, "gemma4_text", &["short", "long"]);
 }
 
 /// Chats with lengths around the chunk size of gated delta nets (64 tokens), and chats with

@@ -9,7 +9,15 @@ use crate::calls::Clamp;
 pub(super) fn clamp(threads: &Threads, call: Clamp<'_>) {
     let [least, most] = [0, 1].map(|at| Rows::<f32>::of(&call.bounds).all()[at]);
     // NaN is neither less nor more.
-    let limit = |x: f32| if x < least { least } else if x > most { most } else { x };
+    let limit = |x: f32| {
+        if x < least {
+            least
+        } else if x > most {
+            most
+        } else {
+            x
+        }
+    };
     match &call.x {
         Some(x) => {
             let x = Rows::<f32>::of(x);

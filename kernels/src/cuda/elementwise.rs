@@ -211,8 +211,7 @@ pub(super) fn clamp(cuda: &Cuda, call: calls::Clamp<'_>) -> Result<(), KernelErr
     if out.rows() == 0 {
         return Ok(());
     }
-    let arguments =
-        arguments![x.address(), pitch(x), columns(out), call.bounds.address(), out.address(), pitch(out)];
+    let arguments = arguments![x.address(), pitch(x), columns(out), call.bounds.address(), out.address(), pitch(out)];
     let extent = over_columns(out.rows(), out.columns());
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().clamp, extent, arguments) }

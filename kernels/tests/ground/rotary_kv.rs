@@ -92,9 +92,11 @@ impl RotaryKv {
     /// Normalized values, as in Gemma 4: heads whose items fill warps and heads whose items do not.
     fn value_cases() -> Vec<RotaryKv> {
         let mut cases = Vec::new();
-        for (heads, kv_heads, head_dim) in [(8, 1, 512), (16, 4, 512), (8, 2, 256), (4, 4, 64), (3, 1, 80), (2, 2, 34)] {
-            for (values, is_fp8) in
-                [ValueNorms::OfValues, ValueNorms::OfKeys].into_iter().flat_map(|values| [(values, false), (values, true)])
+        for (heads, kv_heads, head_dim) in [(8, 1, 512), (16, 4, 512), (8, 2, 256), (4, 4, 64), (3, 1, 80), (2, 2, 34)]
+        {
+            for (values, is_fp8) in [ValueNorms::OfValues, ValueNorms::OfKeys]
+                .into_iter()
+                .flat_map(|values| [(values, false), (values, true)])
             {
                 let pairs = head_dim / 2;
                 cases.push(RotaryKv {

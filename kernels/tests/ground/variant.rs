@@ -19,17 +19,57 @@ use super::{
 
 #[derive(Clone, Debug)]
 pub enum Variant {
-    GeluMul { rows: usize, features: usize },
-    GeluLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
+    GeluMul {
+        rows: usize,
+        features: usize,
+    },
+    GeluLinear {
+        rows: usize,
+        in_features: usize,
+        features: usize,
+        dtype: DType,
+        bias: bool,
+    },
     /// Gates and factors in separate tensors.
-    GeluMulRows { rows: usize, features: usize },
-    NormAdd { rows: usize, hidden: usize, dtype: DType, factor: Option<f32> },
-    NormedRotary { rows: usize, heads: usize, head_dim: usize },
-    SoftCap { rows: usize, columns: usize },
-    Clamp { rows: usize, columns: usize, in_place: bool },
-    Standardize { rows: usize, columns: usize },
-    ScaledEmbed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
-    MeanRows { rows: usize, columns: usize, count: usize },
+    GeluMulRows {
+        rows: usize,
+        features: usize,
+    },
+    NormAdd {
+        rows: usize,
+        hidden: usize,
+        dtype: DType,
+        factor: Option<f32>,
+    },
+    NormedRotary {
+        rows: usize,
+        heads: usize,
+        head_dim: usize,
+    },
+    SoftCap {
+        rows: usize,
+        columns: usize,
+    },
+    Clamp {
+        rows: usize,
+        columns: usize,
+        in_place: bool,
+    },
+    Standardize {
+        rows: usize,
+        columns: usize,
+    },
+    ScaledEmbed {
+        vocabulary: usize,
+        hidden: usize,
+        tokens: usize,
+        dtype: DType,
+    },
+    MeanRows {
+        rows: usize,
+        columns: usize,
+        count: usize,
+    },
 }
 
 /// Factor of embeddings, which bf16 and f16 cannot represent.
@@ -263,9 +303,8 @@ impl Variant {
                 let x = Wide::new(activation, rows, hidden, random);
                 let weight = offset_by(OFFSET, rounded(dtype, &random.floats(hidden)));
                 let normed: Vec<_> = (0..rows).map(|row| rms_normed(&x.row(row), &weight)).collect();
-                Wide::new(activation, rows, hidden, random).changed(|row, column, held| {
-                    (held + normed[row][column]) * f64::from(factor.unwrap_or(1.0))
-                })
+                Wide::new(activation, rows, hidden, random)
+                    .changed(|row, column, held| (held + normed[row][column]) * f64::from(factor.unwrap_or(1.0)))
             }
             Variant::MeanRows { rows, columns, count } => {
                 let x = Wide::new(activation, rows * count, columns, random);

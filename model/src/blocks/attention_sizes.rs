@@ -77,17 +77,13 @@ impl AttentionSizes {
 }
 
 /// The settings of the layers with full attention in `per_layer_config`, which has an entry for each
-/// such layer.
-fn full_of_list(
-    field: &str,
-    listed: &Map<String, Value>,
-    is_windowed: &[bool],
-) -> Result<LayerFields, ConfigError> {
-    let full = || (0..is_windowed.len()).filter(|layer| !is_windowed[*layer]).map(|layer| layer.to_string());
-    let mut entries = full().map(|layer| listed.get(&layer));
-    let first = entries.next().flatten();
-    let is_uniform = listed.len() == full().count() && entries.all(|entry| entry == first);
-    match first.filter(|_| is_uniform) {
+/// such layer. Its keys are layer numbers, which transformers fills up with zeros to equal lengths.
+fn full_of_list(field: &str, listed: &Map<String, Value>, is_windowed: &[bool]) -> Result<LayerFields, ConfigError> {
+    let mut layers: Vec<_> = listed.keys().filter_map(|key| key.parse::<usize>().ok()).collect();
+    layers.sort_unstable();
+    let is_each_full = (0..is_windowed.len()).filter(|layer| !is_windowed[*layer]).eq(layers);
+    let first = listed.values().next().filter(|first| listed.values().all(|other| other == *first));
+    match first.filter(|_| is_each_full) {
         Some(first) => Ok(LayerFields::deserialize(first)?),
         None => {
             let text = format!("{field} must have an entry for each layer with full attention, all of them equal");

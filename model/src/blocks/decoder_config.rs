@@ -462,7 +462,11 @@ fn logit_cap(place: &str, fields: &Fields) -> Result<Option<f32>, ConfigError> {
     match fields.final_logit_softcapping {
         Some(cap) if !(cap > 0.0 && cap.is_finite()) => {
             let field = format!("{place}final_logit_softcapping");
-            Err(ConfigError::Unsupported { field, value: cap.to_string(), supported: "null, and numbers greater than 0" })
+            Err(ConfigError::Unsupported {
+                field,
+                value: cap.to_string(),
+                supported: "null, and numbers greater than 0",
+            })
         }
         cap => Ok(cap),
     }
@@ -475,9 +479,7 @@ impl LayerKind {
             LayerKind::QkvBias | LayerKind::ConfiguredBias | LayerKind::HeadNorms => &[],
             LayerKind::Hybrid => &["attn_output_gate", "partial_rotary_factor"],
             LayerKind::OutputNorms => &["query_pre_attn_scalar", "rope_local_base_freq"],
-            LayerKind::LayerScalars => {
-                &["final_logit_softcapping", "per_layer_config", "use_bidirectional_attention"]
-            }
+            LayerKind::LayerScalars => &["final_logit_softcapping", "per_layer_config", "use_bidirectional_attention"],
         }
     }
 

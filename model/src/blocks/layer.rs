@@ -8,8 +8,8 @@ use bursar_kernels::{
 
 use super::{
     decoder_config::DecoderConfig, decoder_share::DecoderShare, gated_delta_net::GatedDeltaNet, gated_mlp::GatedMlp,
-    layer_cache::LayerCache, layer_embeddings::LayerEmbedding, mixed::Mixed, mixer::Mixer, mixture::Mixture, paged_attention::PagedAttention,
-    step_inputs::StepInputs,
+    layer_cache::LayerCache, layer_embeddings::LayerEmbedding, mixed::Mixed, mixer::Mixer, mixture::Mixture,
+    paged_attention::PagedAttention, step_inputs::StepInputs,
 };
 use crate::weights::{WeightError, WeightMap};
 
@@ -59,7 +59,8 @@ impl Layer {
         let (hidden, biases) = (config.hidden, config.biases);
         let input_norm = map.tensor(&name("input_layernorm.weight"), [hidden])?;
         let scalar = config.layer_scalars.then(|| map.tensor_f32(&name("layer_scalar"), 1)).transpose()?;
-        let embedding = config.layer_embeddings.map(|of_layers| LayerEmbedding::claim(map, prefix, config, of_layers.width));
+        let embedding =
+            config.layer_embeddings.map(|of_layers| LayerEmbedding::claim(map, prefix, config, of_layers.width));
         let embedding = embedding.transpose()?;
         let mixer = match &config.gated_delta {
             Some(delta) if !config.has_attention(index) => {

@@ -58,7 +58,7 @@ pub struct LayerEmbeddings {
     pub tokens: RankShard,
     /// `[layers * width, hidden]`
     projection: Linear,
-    norm: Tensor<'static>, // [width]
+    norm: Tensor<'static>,       // [width]
     sum_factor: Tensor<'static>, // [1] f32
     width: usize,
     /// Epsilon of the norm, for the projection before it is divided by the root of its inputs.

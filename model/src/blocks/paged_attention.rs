@@ -48,7 +48,11 @@ enum Norms {
     None,
     Heads(HeadNorms<'static>),
     /// `[head_dim]`, of query heads: the layer reads the keys and values of another layer.
-    Queries { weight: Tensor<'static>, weight_offset: f32, epsilon: f32 },
+    Queries {
+        weight: Tensor<'static>,
+        weight_offset: f32,
+        epsilon: f32,
+    },
 }
 
 impl PagedAttention {
@@ -85,12 +89,20 @@ impl PagedAttention {
         let of_heads = |half: usize| share.heads.range().map(move |head| of_head(head, half));
         let kept = match (config.kv_source(index) == index, keys_are_values) {
             (false, _) => 0,
-            (true, keys_are_values) => if keys_are_values { 1 } else { 2 },
+            (true, keys_are_values) => {
+                if keys_are_values {
+                    1
+                } else {
+                    2
+                }
+            }
         };
         let keys_values = [(key.as_str(), kv_rows), (value.as_str(), kv_rows)].into_iter().take(kept);
         if kept == 0 {
             // Checkpoints may have weights of the keys and values that such a layer does not compute.
-            ["k_proj", "v_proj", "k_norm", "v_norm"].iter().for_each(|part| map.leave_unread(&format!("{name}.{part}")));
+            ["k_proj", "v_proj", "k_norm", "v_norm"]
+                .iter()
+                .for_each(|part| map.leave_unread(&format!("{name}.{part}")));
         }
         let named = |rows| (query.as_str(), rows);
         let rows: Vec<_> = if config.output_gate {
@@ -233,7 +245,8 @@ impl PagedAttention {
         let scaled = layer.scaled(self.cache_scales.as_ref());
         let queries = projected.column_range(0..width);
         let sequences = &step.groups[group].sequences;
-        let mask = AttentionMask { window: self.window, key_ends: step.key_ends.as_ref().filter(|_| self.sees_pictures) };
+        let mask =
+            AttentionMask { window: self.window, key_ends: step.key_ends.as_ref().filter(|_| self.sees_pictures) };
         let mut rows = scope.attention_paged(&queries, scaled, sequences, self.scale, mask)?;
         if self.has_gate {
             let gates = projected.column_range(projected.columns() - width..projected.columns());

@@ -119,10 +119,7 @@ impl CacheGroups {
     /// number of segments for which padding is at most 1 / `PADDING_PART` of the attention layers.
     /// If there would be too many groups, the number with the least padding among those with few
     /// enough groups is used. If there are no layers, the result is one empty group.
-    pub fn of_segments(
-        layers: impl IntoIterator<Item = (usize, Option<usize>)>,
-        of_segment: SegmentLayers,
-    ) -> Self {
+    pub fn of_segments(layers: impl IntoIterator<Item = (usize, Option<usize>)>, of_segment: SegmentLayers) -> Self {
         let mut kinds: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
         layers.into_iter().for_each(|(layer, window)| kinds.entry(window).or_default().push(layer));
         // Lengths are counted in the largest unit in which all layers have a whole length.

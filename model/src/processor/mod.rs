@@ -53,6 +53,6 @@ pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{EncoderInput, ImageProcessor, ResizePlan};
 pub use media_plan::{MediaKey, MediaLimits, MediaPlan, MediaProcessors};
 pub use resample::Resample;
-pub use smart_resize::{PixelBounds, Size, Sizing, VideoLength, smart_resize, smart_resize_video};
+pub use smart_resize::{PixelBounds, Size, Sizing, VideoLength, largest_size, smart_resize, smart_resize_video};
 pub use tiling::{CropRule, TileCut, Tiling};
 pub use video_processor::{VideoPlan, VideoProcessor};

@@ -3,7 +3,8 @@
 use bursar_model::error::ImageError;
 use bursar_model::flow::{ResizeLimits, encoded_image::EncodedImage, encoded_image::ImageLimits, rgb_image::RgbImage};
 use bursar_model::processor::{
-    ImageProcessor, ImageProcessorConfig, PixelBounds, Size, VideoLength, smart_resize, smart_resize_video,
+    ImageProcessor, ImageProcessorConfig, PixelBounds, Size, VideoLength, largest_size, smart_resize,
+    smart_resize_video,
 };
 use serde_json::Value;
 
@@ -101,6 +102,26 @@ fn frames_with_a_shared_pixel_limit_get_the_recorded_sizes() {
         let size = size.unwrap_or_else(|error| panic!("{row}: {error}"));
         assert_eq!(numbers(&row["out"]), [u64::from(size.height), u64::from(size.width)], "{row}");
     }
+}
+
+#[test]
+fn enlarged_sizes_match_the_recording() {
+    let table = golden_json("smart_resize.json");
+    let rows = table["enlarged"].as_array().expect("rows");
+    assert!(rows.len() > 100);
+    for row in rows {
+        let [height, width, patch, patches, pool] = numbers(&row["in"])[..] else {
+            panic!("each row has five columns")
+        };
+        let size = Size { width: width as u32, height: height as u32 };
+        let size = largest_size(size, (patch * pool) as u32, patches * patch * patch);
+        let size = size.unwrap_or_else(|error| panic!("{row}: {error}"));
+        assert_eq!(numbers(&row["out"]), [u64::from(size.height), u64::from(size.width)], "{row}");
+    }
+    let empty = largest_size(Size { width: 0, height: 9 }, 48, 1 << 20);
+    assert!(matches!(empty, Err(ImageError::Empty { .. })), "{empty:?}");
+    let small = largest_size(Size { width: 9, height: 9 }, 48, 48 * 48 - 1);
+    assert!(matches!(small, Err(ImageError::NoSize { .. })), "{small:?}");
 }
 
 #[test]

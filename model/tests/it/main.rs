@@ -19,6 +19,7 @@ mod fp8_experts;
 mod fp8_schemes;
 mod fp8_weights;
 mod gemma3;
+mod gemma4;
 mod gguf;
 mod gguf_blocks;
 mod gguf_hybrids;

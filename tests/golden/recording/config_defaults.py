@@ -1,6 +1,6 @@
 """Settings that transformers' configuration classes assume for an empty config.json."""
 
-from transformers import Gemma3TextConfig, InternVLConfig, LlamaConfig, MistralConfig
+from transformers import Gemma3TextConfig, Gemma4TextConfig, Gemma4UnifiedTextConfig, Gemma4VisionConfig, InternVLConfig, LlamaConfig, MistralConfig
 from transformers import Qwen2_5_VLConfig, Qwen2Config, Qwen2VLConfig
 from transformers import Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, Qwen3VLMoeConfig
 
@@ -20,16 +20,24 @@ INTERNVL_SETTINGS = [
     "norm_type", "num_channels", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm",
 ]  # fmt: skip
 
-GEMMA_SETTINGS = ["hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types"]
+GEMMA_SETTINGS = [
+    "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types", "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input", "num_kv_shared_layers", "attention_k_eq_v", "use_double_wide_mlp", "final_logit_softcapping",
+    "per_layer_config", "use_bidirectional_attention", "pooling_kernel_size", "position_embedding_size", "use_clipped_linears",
+    "standardize",
+]  # fmt: skip
 
 
 def record(root, _):
     fields = lambda config, names=SETTINGS: {key: value for key, value in config.to_dict().items() if key in names}  # noqa: E731
     both = lambda config: {"text": fields(config.text_config), "vision": fields(config.vision_config)}  # noqa: E731
     internvl, names = InternVLConfig(), [*SETTINGS, *INTERNVL_SETTINGS]
+    gemma = [*SETTINGS, *GEMMA_SETTINGS]
     write_json(root / "config_defaults.json", {
         "qwen2": fields(Qwen2Config()), "qwen3": fields(Qwen3Config()), "llama": fields(LlamaConfig()),
-        "mistral": fields(MistralConfig()), "gemma3": fields(Gemma3TextConfig(), [*SETTINGS, *GEMMA_SETTINGS]), "qwen2_5_vl": both(Qwen2_5_VLConfig()), "qwen2_vl": both(Qwen2VLConfig()),
+        "mistral": fields(MistralConfig()), "gemma3": fields(Gemma3TextConfig(), gemma),
+        "gemma4": {"text": fields(Gemma4TextConfig(), gemma), "unified": fields(Gemma4UnifiedTextConfig(), gemma),
+                   "vision": fields(Gemma4VisionConfig(), gemma)}, "qwen2_5_vl": both(Qwen2_5_VLConfig()), "qwen2_vl": both(Qwen2VLConfig()),
         "qwen3_vl": both(Qwen3VLConfig()), "qwen3_moe": fields(Qwen3MoeConfig()), "qwen3_vl_moe": both(Qwen3VLMoeConfig()),
         "internvl": {"own": fields(internvl, names), "text": fields(internvl.text_config, names),
                      "vision": fields(internvl.vision_config, names)}})  # fmt: skip

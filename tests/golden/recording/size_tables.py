@@ -5,6 +5,7 @@ import math
 import numpy as np
 from PIL import Image
 from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil
+from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as video_resize
@@ -43,6 +44,12 @@ def video_rows():
             for low, high in [(4096, 25165824), (128 * 1024, 768 * 1024)]]  # fmt: skip
 
 
+def enlarged_rows():
+    """Arguments of Gemma 4's resize: the picture sizes of `picture_rows`, with each number of tokens."""
+    sizes = dict.fromkeys((h, w) for h, w, *_ in picture_rows() if h > 0 and w > 0)
+    return [(h, w, 16, 9 * tokens, 3) for h, w in sizes for tokens in (70, 280, 1120)]
+
+
 def record_smart_resize(root, _):
     """Writes `smart_resize.json`."""
     table = [{"in": list(row), "out": list(smart_resize(*row))} for row in picture_rows()]
@@ -56,7 +63,10 @@ def record_smart_resize(root, _):
     for row in video_rows():
         f, h, w, factor, low, high = row
         videos.append({"in": list(row), "out": list(video_resize(f, h, w, factor=factor, min_pixels=low, max_pixels=high))})
+    enlarged = [{"in": list(row), "out": list(get_aspect_ratio_preserving_size(*row))} for row in enlarged_rows()]
     write_json(root / "smart_resize.json", {"columns": COLUMNS, "rows": table, "refused": refused,
+                                            "enlarged_columns": ["height", "width", "patch_size", "max_patches", "pooling_kernel_size"],
+                                            "enlarged": enlarged,
                                             "video_columns": ["frames", *COLUMNS], "videos": videos})  # fmt: skip
 
 

@@ -297,12 +297,7 @@ mod tests {
             let samples = sizes.samples();
             assert!(samples[0].prompt == 0 && samples[1].prompt > 0 && samples[1].decoding > 0, "{sizes:?}");
             for sample in samples {
-                let batch = sample.batch(
-                    7,
-                    100,
-                    StepFormat::TEXT,
-                    false,
-                );
+                let batch = sample.batch(7, 100, StepFormat::TEXT, false);
                 assert!(batch.token_count() <= step_tokens && batch.sequence_count() <= sequences, "{sample:?}");
                 assert!(batch.context_lengths.iter().all(|tokens| *tokens as usize <= context_tokens), "{sample:?}");
                 let work = sample.work();

@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     blocks::{
+        axes_rule::AxesRule,
         config_error::ConfigError,
         config_keys,
-        axes_rule::AxesRule,
         decoder_config::{DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind},
         sliding_window::{SlidingWindow, WindowRule},
     },

@@ -91,8 +91,13 @@ impl Config {
             ConfigError::Contradiction(text.to_owned())
         })?;
         let vision = VisionConfig::read(given, decoder.hidden)?;
-        let input =
-            TowerInput { patch: vision.patch(), merge: vision.merge, channels: 3, tile: None, counts_whole_videos: false };
+        let input = TowerInput {
+            patch: vision.patch(),
+            merge: vision.merge,
+            channels: 3,
+            tile: None,
+            counts_whole_videos: false,
+        };
         input.check(checkpoint.image_processor.as_ref(), None)?;
         let token = |key: &str, default: usize| {
             let token = config.get(key).map_or(Ok(None), Option::<usize>::deserialize)?.unwrap_or(default);

@@ -97,15 +97,15 @@ impl Projections {
 
 /// A layer with four norms. Queries and keys are normalized and rotated, values are normalized.
 pub struct TowerLayer {
-    input_norm: Tensor<'static>, // [hidden]
-    qkv: Projections,            // 3 * hidden
+    input_norm: Tensor<'static>,    // [hidden]
+    qkv: Projections,               // 3 * hidden
     qk_norms: [Tensor<'static>; 2], // [head_dim]
-    out: Projections,            // hidden
-    mixed_norm: Tensor<'static>, // [hidden], of the result of attention
-    mlp_norm: Tensor<'static>,   // [hidden]
-    gate_up: Projections,        // 2 * intermediate
-    down: Projections,           // hidden
-    result_norm: Tensor<'static>, // [hidden], of the MLP's result
+    out: Projections,               // hidden
+    mixed_norm: Tensor<'static>,    // [hidden], of the result of attention
+    mlp_norm: Tensor<'static>,      // [hidden]
+    gate_up: Projections,           // 2 * intermediate
+    down: Projections,              // hidden
+    result_norm: Tensor<'static>,   // [hidden], of the MLP's result
     epsilon: f32,
     heads: usize,
 }

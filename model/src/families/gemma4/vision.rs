@@ -101,7 +101,8 @@ impl VisionTower {
         let VisionConfig { hidden, positions, .. } = config;
         let patches = map.patch_projection(&part("patch_embedder.input_proj.weight"), hidden, config.patch())?;
         let table = part("patch_embedder.position_embedding_table"); // [2, positions, hidden]
-        let mut axis = |index| map.matrix_of(&table, RankShard { first: index, count: 1, whole: 2 }, [positions, hidden]);
+        let mut axis =
+            |index| map.matrix_of(&table, RankShard { first: index, count: 1, whole: 2 }, [positions, hidden]);
         let (columns, rows) = (axis(0)?, axis(1)?);
         let layer = |index| TowerLayer::claim(map, &config, &part(&format!("encoder.layers.{index}")));
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;

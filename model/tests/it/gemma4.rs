@@ -1,0 +1,244 @@
+//! Gemma 4: its defaults, the settings that are refused, the division of the KV cache's blocks, and
+//! the parts of its layers that other families lack. `golden_text_families.rs` and
+//! `golden_vision_families.rs` compare its logits with logits of transformers.
+
+use bursar_kernels::{DType, Rank, Target};
+use bursar_model::{
+    Model,
+    blocks::{AttentionSizes, DecoderConfig, PictureMask},
+    checkpoint::{Checkpoint, CheckpointSource},
+    flow::SegmentLayers,
+    processor::{Size, Sizing},
+    registry::{self, FamilyConfig},
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    bench::{Bench, Case, alone, encode, open_random, relative_error},
+    common::golden_json,
+    copy::Copy,
+};
+
+const CPU: Target = Target::Cpu { threads: 2 };
+const CONFIG: &str = "config.json";
+const TEXT: &str = "tests/golden/gemma4_text";
+const SHARING: &str = "tests/golden/gemma4_sharing";
+const PICTURES: &str = "tests/golden/gemma4";
+const CLIPPED: &str = "tests/golden/gemma4_clipped";
+
+fn read(copy: &Copy) -> Result<DecoderConfig, String> {
+    let config = FamilyConfig::of(&copy.open());
+    let message = |text: String| text.trim_start_matches("config.json: ").to_owned();
+    config.map(|config| config.decoder().clone()).map_err(|error| message(error.to_string()))
+}
+
+fn decoder(copy: &Copy) -> DecoderConfig {
+    read(copy).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A checkpoint with some keys changed. `null` removes a key.
+fn edited(folder: &str, edit: Value) -> Copy {
+    let edits: Map<String, Value> = serde_json::from_value(edit).expect("an object");
+    edits.into_iter().fold(Copy::of(folder), |copy, (key, value)| copy.set(CONFIG, &[key.as_str()], value))
+}
+
+#[test]
+fn defaults_match_transformers() {
+    for (model_type, recorded) in [("gemma4_text", "text"), ("gemma4_unified_text", "unified")] {
+        let bare = decoder(&Copy::of(TEXT).write(CONFIG, json!({ "model_type": model_type }).to_string()));
+        let recorded = &golden_json("config_defaults.json")["gemma4"][recorded];
+        let kind = |layer| if bare.window(layer).is_some() { "sliding_attention" } else { "full_attention" };
+        let found = json!({
+            "vocab_size": bare.vocabulary,
+            "hidden_size": bare.hidden,
+            "intermediate_size": bare.intermediate,
+            "num_hidden_layers": bare.layers,
+            "num_attention_heads": bare.heads,
+            "num_key_value_heads": bare.kv_heads,
+            "head_dim": bare.head_dim,
+            "max_position_embeddings": bare.context_tokens,
+            "tie_word_embeddings": bare.tied_embeddings,
+            "sliding_window": bare.window(0),
+            "num_kv_shared_layers": bare.layers - bare.own_kv_layers,
+            "use_double_wide_mlp": bare.wide_sharing_mlp,
+            "final_logit_softcapping": bare.logit_cap,
+            "layer_types": (0..bare.layers).map(kind).collect::<Vec<_>>(),
+        });
+        found.as_object().expect("an object").iter().for_each(|(field, value)| {
+            assert_eq!(value, &recorded[field], "{model_type}: {field}");
+        });
+        let full = &recorded["per_layer_config"]["05"];
+        assert_eq!(full["head_dim"], bare.attention(5).head_dim);
+        assert_eq!(bare.attention(5).kv_heads, bare.kv_heads, "{full}");
+        let width = recorded["hidden_size_per_layer_input"].as_u64().map(|width| width as usize);
+        assert_eq!(bare.layer_embeddings.map(|of_layers| of_layers.width), width);
+        let theta = |kind: &str| recorded["rope_parameters"][kind]["rope_theta"].as_f64();
+        let found = [bare.rope_of(5).0, bare.rope_of(0).0].map(Some);
+        assert_eq!(found, [theta("full_attention"), theta("sliding_attention")]);
+    }
+}
+
+#[test]
+fn sizes_of_full_attention_have_two_spellings() {
+    let released = decoder(&Copy::of(TEXT));
+    let sizes = AttentionSizes { kv_heads: 2, head_dim: 64, keys_are_values: true };
+    assert_eq!((released.attention(2), released.attention(0).head_dim), (sizes, 32));
+    let of_layer = json!({ "head_dim": 64, "num_key_value_heads": 2 });
+    // transformers saves a list in place of the two numbers, with layer numbers of equal length.
+    for keys in [["2", "6"], ["02", "06"]] {
+        let listed: Map<_, _> = keys.iter().map(|key| ((*key).to_owned(), of_layer.clone())).collect();
+        let saved = json!({ "global_head_dim": null, "num_global_key_value_heads": null, "per_layer_config": listed });
+        assert_eq!(decoder(&edited(TEXT, saved)), released);
+    }
+    let uneven = json!({ "per_layer_config": { "2": of_layer, "6": { "head_dim": 32 } } });
+    let error = read(&edited(TEXT, uneven)).expect_err("the list is refused");
+    let expected = "per_layer_config must have an entry for each layer with full attention, all of them equal";
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn unsupported_settings_are_refused_by_name() {
+    let refused = |folder: &str, edit: Value| read(&edited(folder, edit)).expect_err("the settings are refused");
+    let changes =
+        |key: &str, value: &str| format!("{key} is {value}; this changes what the model computes and is not supported");
+    assert_eq!(refused(TEXT, json!({ "enable_moe_block": true })), changes("enable_moe_block", "true"));
+    assert_eq!(refused(TEXT, json!({ "attn_logit_softcapping": 50.0 })), changes("attn_logit_softcapping", "50.0"));
+    assert_eq!(
+        refused(TEXT, json!({ "use_bidirectional_attention": "all" })),
+        "use_bidirectional_attention is all; supported: null and vision"
+    );
+    assert_eq!(
+        refused(TEXT, json!({ "final_logit_softcapping": 0.0 })),
+        "final_logit_softcapping is 0; supported: null, and numbers greater than 0"
+    );
+    assert_eq!(
+        refused(TEXT, json!({ "num_global_key_value_heads": 3 })),
+        "8 query heads cannot be divided among 3 key heads of full attention"
+    );
+    assert_eq!(refused(TEXT, json!({ "global_head_dim": 63 })), "a head of 63 elements cannot be rotated in pairs");
+    assert_eq!(
+        refused(SHARING, json!({ "num_kv_shared_layers": 7 })),
+        "num_kv_shared_layers is 7 of 8 layers; expected at least one earlier layer of each kind of attention"
+    );
+    let factor = json!({ "full_attention": { "rope_type": "proportional", "partial_rotary_factor": 1.5 } });
+    assert_eq!(
+        refused(TEXT, json!({ "rope_parameters": factor })),
+        "rope_parameters.full_attention.partial_rotary_factor must be from 0 to 1 where the type is proportional"
+    );
+    let vision = |key: &str, value: Value| {
+        let copy = Copy::of(PICTURES).set(CONFIG, &["vision_config", key], value);
+        read(&copy).expect_err("the settings are refused")
+    };
+    assert_eq!(
+        vision("hidden_activation", json!("gelu")),
+        "vision_config.hidden_activation is gelu; supported: gelu_pytorch_tanh"
+    );
+    assert_eq!(
+        vision("num_key_value_heads", json!(1)),
+        "vision_config.num_key_value_heads is 1; supported: as many as query heads"
+    );
+    assert_eq!(
+        refused(PICTURES, json!({ "vision_config": null })),
+        "there is no vision_config; checkpoints without a vision tower are Gemma4ForCausalLM"
+    );
+    assert_eq!(
+        vision("pooling_kernel_size", json!(2)),
+        "vision_config.spatial_merge_size is 2, but the image processor's is 3"
+    );
+}
+
+/// Each setting that only Gemma 4 has changes logits by more than the tolerance of the recording.
+#[test]
+fn every_setting_of_gemma_4_changes_the_logits() {
+    let logits = |copy: &Copy| {
+        let bench = Bench::of(copy.open(), 2);
+        let case = Case::read(TEXT, &bench.checkpoint, "long");
+        alone(&bench, &case, &[], &[usize::MAX]).logits.swap_remove(0)
+    };
+    let [text, sharing] = [TEXT, SHARING].map(|folder| logits(&Copy::of(folder)));
+    let partial = |factor: f64| {
+        json!({ "rope_parameters": {
+            "full_attention": { "rope_type": "proportional", "partial_rotary_factor": factor, "rope_theta": 1e6 },
+        } })
+    };
+    for (folder, whole, edit) in [
+        (TEXT, &text, json!({ "final_logit_softcapping": null })),
+        (TEXT, &text, json!({ "sliding_window": 24 })),
+        (TEXT, &text, partial(0.5)),
+        (SHARING, &sharing, json!({ "final_logit_softcapping": 5.0 })),
+    ] {
+        let error = relative_error(&logits(&edited(folder, edit.clone())), whole);
+        assert!(error > 1e-3, "{edit} changes the logits by only {error:e}");
+    }
+    let of_type = |edit: fn(&mut DecoderConfig)| {
+        let mut config = decoder(&Copy::of(SHARING));
+        edit(&mut config);
+        config
+    };
+    // Wrong sizes would not fit the checkpoint, so these settings are compared as sizes.
+    assert_eq!(of_type(|config| config.own_kv_layers = 8).kv_source(7), 7);
+    assert_eq!(of_type(|_| ()).kv_source(7), 4, "the last earlier layer with full attention");
+    assert_eq!(of_type(|_| ()).kv_source(6), 3, "the last earlier layer with a window");
+}
+
+#[test]
+fn blocks_of_the_released_sizes_have_no_unused_segments() {
+    let gpu = |shape: &str| {
+        let checkpoint = open_random(registry::shape_settings(shape).expect("a shape"));
+        Model::plan(&checkpoint, &CPU).expect("the model is planned")
+    };
+    let large = gpu("gemma-4-31b");
+    assert_eq!(large.cache_groups().segment_layers(), SegmentLayers { full: 2, windowed: 1 });
+    let shape = large.kv_shape(&CPU);
+    assert_eq!((shape.layers, shape.kv_heads, shape.head_dim, shape.dtype), (5, 16, 256, DType::F32));
+    let small = gpu("gemma-4-e2b");
+    assert_eq!(small.cache_groups().segment_layers(), SegmentLayers { full: 1, windowed: 2 });
+    assert_eq!((small.kv_shape(&CPU).layers, small.kv_shape(&CPU).kv_heads), (3, 2));
+}
+
+#[test]
+fn more_ranks_than_key_heads_of_full_attention_are_refused() {
+    let checkpoint = Copy::of(TEXT).open();
+    let error = Model::plan_rank(&checkpoint, &CPU, Rank::new(0, 4)).err().expect("two key heads on four ranks");
+    let text = error.to_string();
+    assert!(text.contains("key heads of full attention cannot be divided among 4 ranks: there are 2"), "{text}");
+}
+
+#[test]
+fn pictures_are_enlarged_to_the_number_of_tokens() {
+    let checkpoint = Copy::of(PICTURES).open();
+    let processor = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
+    assert_eq!(processor.config().sizing, Sizing::Largest);
+    let tiny = processor.plan(5, 4).expect("the picture is planned");
+    assert_eq!((tiny.resized, tiny.tokens), (Size { width: 108, height: 84 }, 63));
+    let [causal, whole] = [CLIPPED, PICTURES].map(|folder| decoder(&Copy::of(folder)).picture_mask);
+    assert_eq!((causal, whole), (PictureMask::Causal, PictureMask::WholePictureInWindows));
+    for (value, is_valid) in [(json!(280), true), (json!(71), false)] {
+        let copy = Copy::of(PICTURES).set("preprocessor_config.json", &["max_soft_tokens"], value);
+        match Checkpoint::open(CheckpointSource::Folder(copy.0.clone())) {
+            Ok(_) => assert!(is_valid),
+            Err(error) => assert!(error.to_string().contains("`max_soft_tokens` is 71; expected 70, 140"), "{error}"),
+        }
+    }
+}
+
+/// Released checkpoints have weights of keys and values that sharing layers do not use, and weights
+/// of an encoder of sound.
+#[test]
+fn weights_that_are_not_used_are_left_unread() {
+    let logits = |copy: &Copy| {
+        let bench = Bench::of(copy.open(), 2);
+        let case = Case::read(CLIPPED, &bench.checkpoint, "one_image");
+        let rows = encode(&bench, &case);
+        alone(&bench, &case, &rows, &[usize::MAX]).logits.swap_remove(0)
+    };
+    let whole = logits(&Copy::of(CLIPPED));
+    let unused = ["audio_tower.output_proj.weight", "embed_audio.embedding_projection.weight"]
+        .into_iter()
+        .map(str::to_owned)
+        .chain(["k_proj", "v_proj", "k_norm"].map(|part| format!("language_model.layers.3.self_attn.{part}.weight")));
+    let more = unused.fold(Copy::of(CLIPPED), |copy, name| copy.add("model.safetensors", &format!("model.{name}")));
+    assert_eq!(logits(&more), whole);
+    let extra = Copy::of(CLIPPED).add("model.safetensors", "model.language_model.layers.0.self_attn.v_norm.weight");
+    assert!(extra.error().to_string().contains("v_norm"), "values have no weight of a norm");
+}
