@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bursar::Serving;
 use bursar_model::{
     flow::{CacheGroups, MediaGrid},
-    processor::MediaProcessors,
+    processor::{MediaProcessors, Sizing},
 };
 
 use super::workload::Prompts;
@@ -69,11 +69,13 @@ impl Fits {
     }
 
     /// Returns the grid of patches that the encoder gets for a picture. Fails if the picture would
-    /// be resized (other than to fill tiles), or if the picture and its reply exceed a limit.
+    /// be resized (other than to fill tiles, or by a model that enlarges every picture), or if the
+    /// picture and its reply exceed a limit.
     pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<MediaGrid, String> {
         let processors = self.processors.as_ref().ok_or("the model does not take pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;
-        if plan.tiles.is_none() && plan.resized != plan.source {
+        let has_own_size = plan.tiles.is_none() && processors.pictures.config().sizing == Sizing::Nearest;
+        if has_own_size && plan.resized != plan.source {
             return Err(format!("the picture would be resized to {} x {}", plan.resized.width, plan.resized.height));
         }
         if plan.patches > self.picture_patches {
