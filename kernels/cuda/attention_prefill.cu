@@ -1,6 +1,6 @@
 // Attention of many query rows with an online softmax, so that no matrix of scores is ever stored
 // (FlashAttention-2, Dao 2023, arXiv 2307.08691). Activations are bf16 or f16, sums f32. Head sizes
-// D are 32, 64, 80, 128 and, over the cache, 256 and 512; for packed rows also 72.
+// D are 32, 64, 80 and 128; 72 for packed rows only; 256 and 512 over the cache only.
 //
 // attention_paged_<type>_d<D>: over the paged cache (PagedAttention, Kwon et al. 2023, arXiv
 // 2309.06180), causal except for `key_ends`.
@@ -128,15 +128,16 @@ struct QueryPlaces {
 template <int D>
 constexpr int WIDE = (D + 15) / 16 * 16;
 
-// Number of columns of a head that one warp multiplies.
+// Columns of a head in one slice.
 template <int D>
 constexpr int SLICE = WIDE<D> / SLICES<D>;
 
-// This warp's 16 query vectors, and its slice of their columns.
+// Row of this warp's first query vector in the tile.
 template <int D>
 __device__ __forceinline__ uint32_t own_queries() {
     return threadIdx.x / 32 % (QUERIES<D> / 16) * 16;
 }
+// Index of this warp's slice.
 template <int D>
 __device__ __forceinline__ uint32_t own_slice() {
     return SLICES<D> > 1 ? threadIdx.x / 32 / (QUERIES<D> / 16) : 0;
@@ -218,8 +219,8 @@ __device__ __forceinline__ void add_scores(float (&scores)[KEYS<D> / 8][4], cons
     }
 }
 
-// Replaces the partial scores of a slice by the sums over all slices of the same query vectors, in
-// the same order for all of them. `partial` has space for the scores of all warps. All threads must
+// Sums the partial scores of all warps that share the query vectors. Every warp adds them in the same
+// order and gets the same result. `partial` has space for the scores of all warps. All threads must
 // call this function.
 template <int D>
 __device__ __forceinline__ void add_slices(float (&scores)[KEYS<D> / 8][4], float4* partial) {
@@ -564,9 +565,10 @@ FOR_EACH_HEAD_DIM(ATTENTION_PAGED, __nv_bfloat16, E4m3, e4m3_bf16)
 #endif
 
 // Launch. Block THREADS, or WIDE_THREADS for heads of 512, no dynamic shared memory (static: at most
-// 41,472 bytes), no scratch. Grids for heads of 512 have tiles of 32 rows (WIDE_TILE_QUERIES).
-//   attention_paged:   grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences -
-//                      first_sequence)) / 64). If the host knows query_starts, `rows` may count
+// 41,472 bytes), no scratch.
+//   attention_paged:   grid x = kv_heads * ((rows * (heads / kv_heads) + (tile - 1) * (sequences -
+//                      first_sequence)) / tile), where tile is TILE_QUERIES or, for heads of 512,
+//                      WIDE_TILE_QUERIES. If the host knows query_starts, `rows` may count
 //                      only the rows from query_starts[first_sequence] on.
 //   attention_packed:  grid x = heads * ((rows + 63 * sequences) / 64), or heads times the exact
 //                      number of tiles of 64 rows, if the host knows the sequences.

@@ -1,4 +1,4 @@
-// Limits of elements: out = min(max(x, bounds[0]), bounds[1]).
+// Clamps elements to a range: out = min(max(x, bounds[0]), bounds[1]).
 //
 // x      [rows, columns]   rows pitch elements apart
 // bounds [2] f32           the least and the largest element

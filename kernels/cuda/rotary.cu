@@ -153,7 +153,8 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
     const uint32_t steps = half / WIDTH, head_dim = 2 * half;
     const uint32_t items = (heads + 2 * kv_heads) * steps;
     Words<WIDTH, Element> left_words, right_words;
-    // The head of the row with the elements of a head. The heads of values follow those of keys.
+    // Maps an output head to the head of the row that it is read from. Value heads follow key heads.
+    // With VALUES_OF_KEYS, a value head is read from its key head.
     const auto source = [&](uint32_t head) {
         const bool is_key = NORMED && norms.values == contract::rotary::VALUES_OF_KEYS && head >= heads + kv_heads;
         return is_key ? head - kv_heads : head;

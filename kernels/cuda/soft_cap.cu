@@ -1,4 +1,4 @@
-// A smooth limit of the magnitude of logits (Gemma 2, arXiv 2408.00118), in place:
+// Logit softcapping (Gemma 2, arXiv 2408.00118), in place:
 // x = cap * tanh(x / cap).
 //
 // x [rows, columns] f32   rows pitch elements apart

@@ -1,4 +1,4 @@
-// Standardization of columns, in place: x = (x * factor - shift) * scale.
+// Standardizes columns, in place: x = (x * factor - shift) * scale.
 //
 // x     [rows, columns]   rows pitch elements apart
 // shift [columns] f32

@@ -186,11 +186,11 @@ pub trait Backend {
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError>;
     /// Applies the Gaussian error linear unit in place.
     fn gelu(&self, call: calls::ApplyGelu<'_>) -> Result<(), KernelError>;
-    /// Limits elements to a range.
+    /// Clamps elements to a range.
     fn clamp(&self, call: calls::Clamp<'_>) -> Result<(), KernelError>;
     /// Shifts and scales columns.
     fn standardize(&self, call: calls::Standardize<'_>) -> Result<(), KernelError>;
-    /// Limits the magnitude of elements.
+    /// Applies logit softcapping.
     fn soft_cap(&self, call: calls::SoftCap<'_>) -> Result<(), KernelError>;
     /// Computes means of consecutive rows.
     fn mean_rows(&self, call: calls::MeanRows<'_>) -> Result<(), KernelError>;

@@ -55,17 +55,17 @@ impl KvLayer {
         KvLayer { address, blocks, shape }
     }
 
-    /// Returns part `index` of a layer whose blocks are divided into equal parts with `kv_heads`
-    /// heads of `head_dim` elements each. Block `n` of this layer is block `n` times the number of
-    /// parts of the part.
+    /// Splits each block into equal parts of `kv_heads` heads of `head_dim` elements, and returns the
+    /// layer that stores its keys and values in part `index`. With `parts` parts per block, block `n`
+    /// of this layer corresponds to block `n * parts` of the returned layer.
     ///
     /// # Panics
-    /// If blocks cannot be divided into such parts, or have at most `index` of them.
-    pub fn part(&self, kv_heads: usize, head_dim: usize, index: usize) -> Self {
+    /// If a block does not divide evenly into such parts, or if `index` is not below their number.
+    pub fn sublayer(&self, kv_heads: usize, head_dim: usize, index: usize) -> Self {
         let shape = KvShape { kv_heads, head_dim, ..self.shape };
         let (bytes, whole) = (shape.block_bytes(), self.shape.block_bytes());
         let parts = (whole / bytes) as usize;
-        assert!(bytes * parts as u64 == whole && index < parts, "part {index} of {shape:?} in {:?}", self.shape);
+        assert!(bytes * parts as u64 == whole && index < parts, "sublayer {index} of {shape:?} in {:?}", self.shape);
         let blocks = (self.blocks * parts).saturating_sub(index);
         KvLayer { address: self.address.offset(bytes * index as u64), blocks, shape }
     }

@@ -17,7 +17,7 @@ use crate::{
         vision::share_out,
     },
     checkpoint::{Checkpoint, WeightFormats, WeightQuantization},
-    flow::{CacheFormat, CacheGroups, LayerPlace, LogitsOf, ResizedImage, StepBatch, StepLayout},
+    flow::{CacheFormat, CacheGroups, KvLocation, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},
     weights::{BlockWeights, WeightMap, upload},
@@ -264,8 +264,8 @@ impl Model {
         self.family.decoder().cache_groups()
     }
 
-    /// The shape and the element type of this rank's blocks of keys and values on `target`. The
-    /// layers are the segments of a block; see [`CacheGroups`].
+    /// The shape and the element type of this rank's blocks of keys and values on `target`. `layers`
+    /// counts the segments of a block; see [`CacheGroups`].
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         self.family.decoder().kv_shape(self.cache.dtype(target))
     }
@@ -277,7 +277,7 @@ impl Model {
 
     /// The cache of each decoder layer, in order, followed by the cache of the draft head's layer
     /// if the model was loaded with its draft head. `kv` has one entry for each segment of a block,
-    /// which the layers of every cache group [divide](CacheGroups::place). Each gated delta net takes
+    /// which the layers of every cache group [divide](CacheGroups::location). Each gated delta net takes
     /// the next entry of `states`.
     ///
     /// # Panics
@@ -289,10 +289,10 @@ impl Model {
     ) -> Vec<LayerCache> {
         let (kv, mut states): (Vec<_>, _) = (kv.into_iter().collect(), states.into_iter());
         let source = |layer| self.config.decoder().kv_source(layer);
-        let cache = |layer| match self.cache_groups().place(source(layer)) {
-            Some(LayerPlace { group, segment, index }) => {
+        let cache = |layer| match self.cache_groups().location(source(layer)) {
+            Some(KvLocation { group, segment, index }) => {
                 let heads = self.family.decoder().attention(layer);
-                LayerCache::Kv { layer: kv[segment].part(heads.kv_heads.count, heads.head_dim, index), group }
+                LayerCache::Kv { layer: kv[segment].sublayer(heads.kv_heads.count, heads.head_dim, index), group }
             }
             None => LayerCache::State(states.next().expect("states for each gated delta net")),
         };

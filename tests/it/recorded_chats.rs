@@ -74,7 +74,7 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
         let device = shared_out(&device_of(Bytes::mib(96)), ranks);
         let config = RuntimeConfig { device: DeviceChoice::Custom(device), ..RuntimeConfig::default() };
         let runtime = Runtime::start(config).await.expect("host devices start");
-        // Gemma 4 enlarges each picture to the most patches that it may have.
+        // Gemma 4 scales each picture up to its patch limit.
         let (picture_patches, launch_patches) = if folder.starts_with("gemma4") { (630, 1300) } else { (208, 256) };
         let envelope = Envelope {
             context_tokens: 512,
@@ -171,7 +171,9 @@ fn chats_with_gemma_4_are_answered_as_recorded() {
     recorded_chats_are_answered("gemma4_sharing", &["short", "long"]);
     recorded_chats_are_answered("gemma4", &PICTURES);
     recorded_chats_are_answered("gemma4_clipped", &PICTURES);
-    recorded_chats_are_answered_by(2, "gemma4_text", &["short", "long"]);
+    for folder in ["gemma4_text", "gemma4_sharing"] {
+        recorded_chats_are_answered_by(2, folder, &["short", "long"]);
+    }
 }
 
 /// Chats with lengths around the chunk size of gated delta nets (64 tokens), and chats with

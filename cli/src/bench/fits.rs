@@ -68,9 +68,9 @@ impl Fits {
         }
     }
 
-    /// Returns the grid of patches that the encoder gets for a picture. Fails if the picture would
-    /// be resized (other than to fill tiles, or by a model that enlarges every picture), or if the
-    /// picture and its reply exceed a limit.
+    /// Returns the grid of patches that the encoder gets for a picture. Fails if the picture and its
+    /// reply exceed a limit. Also fails if the picture would be resized, unless the model cuts
+    /// pictures into tiles or scales every picture to its token limit.
     pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<MediaGrid, String> {
         let processors = self.processors.as_ref().ok_or("the model does not take pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;

@@ -195,13 +195,14 @@ namespace rotary {
 constexpr uint32_t THREADS_MAX = 320;
 // Maximum number of position axes. A launch passes the number of element pairs per axis by value.
 constexpr uint32_t AXES_MAX = 4;
-// Maximum number of heads that are normalized, without values that are copies of keys.
+// Maximum number of normalized heads in a row. Value heads that are read from keys do not count.
 constexpr uint32_t NORMED_HEADS_MAX = 256;
 // Value of `values`: values are written unchanged.
 constexpr uint32_t VALUES_UNCHANGED = 0;
 // Value of `values`: each head of values is normalized.
 constexpr uint32_t VALUES_NORMALIZED = 1;
-// Value of `values`: there are no values in a row; each head of keys is normalized and written as a head of values.
+// Value of `values`: a row has no value heads. Each key head is normalized without its weight and without a rotation,
+// and written as a value head.
 constexpr uint32_t VALUES_OF_KEYS = 2;
 }  // namespace rotary
 

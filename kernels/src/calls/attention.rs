@@ -94,26 +94,26 @@ pub struct HeadNorms<'m> {
     pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
-    pub values: ValueNorms,
+    pub values: CachedValues,
 }
 
-/// The values that are written to the cache.
+/// How the values that the cache stores are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ValueNorms {
+pub enum CachedValues {
     /// The columns of values, unchanged.
     #[default]
-    None,
+    Unchanged,
     /// Each head of the columns of values, divided by its root mean square (Gemma 4).
-    OfValues,
-    /// Each head of keys before its norm and rotation, divided by its root mean square. There are no
-    /// columns of values.
-    OfKeys,
+    Normalized,
+    /// Each head of keys before its norm and rotation, divided by its root mean square. Rows have no
+    /// value columns.
+    NormalizedKeys,
 }
 
-impl ValueNorms {
-    /// Number of heads of keys and values in a row, for `kv_heads` heads of keys.
-    pub fn kv_columns(self, kv_heads: usize) -> usize {
-        if self == ValueNorms::OfKeys { kv_heads } else { 2 * kv_heads }
+impl CachedValues {
+    /// Number of key and value heads in a row, for `kv_heads` key heads.
+    pub fn row_kv_heads(self, kv_heads: usize) -> usize {
+        if self == CachedValues::NormalizedKeys { kv_heads } else { 2 * kv_heads }
     }
 }
 
@@ -124,7 +124,7 @@ impl ValueNorms {
 #[non_exhaustive]
 pub struct RotaryKvWrite<'a> {
     /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values. With
-    /// [`ValueNorms::OfKeys`], there are no values. A gap between rows is allowed.
+    /// [`CachedValues::NormalizedKeys`], there are no values. A gap between rows is allowed.
     pub qkv: Tensor<'a>,
     pub heads: usize,
     /// Norms of queries and keys before rotation.

@@ -17,8 +17,8 @@ pub(crate) use copies::Copied;
 pub(crate) use rows::STEP;
 pub use {
     attention::{
-        AttentionMask, AttentionPacked, AttentionPaged, HeadNorm, HeadNorms, NO_SLOT, PagedSequences, PairAxes, Rotary,
-        RotaryKvWrite, ValueNorms,
+        AttentionMask, AttentionPacked, AttentionPaged, CachedValues, HeadNorm, HeadNorms, NO_SLOT, PagedSequences,
+        PairAxes, Rotary, RotaryKvWrite,
     },
     copies::{Arrival, BlockRange, CopyBlocks, Copying, Download, DownloadLater, Pieces, Upload},
     experts::{AddExperts, AddExpertsRmsNorm, EXPERTS_MAX, GatedExperts, RmsNormRoute, Route, Routing, TOP_MAX},

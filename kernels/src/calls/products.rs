@@ -61,15 +61,15 @@ pub enum GateActivation {
 pub struct GateMul<'a> {
     /// `[rows, features]` activations. A gap between rows is allowed.
     pub gate: Tensor<'a>,
-    /// `[rows, features]` activations. A gap between rows is allowed. Unless `out` is only plain,
-    /// the elements of each row follow those of `gate`.
+    /// `[rows, features]` activations. A gap between rows is allowed. If `out` requests quantized
+    /// rows, each row of `up` directly follows its row of `gate` in memory.
     pub up: Tensor<'a>,
     pub activation: GateActivation,
     /// `[rows, features]` in the requested formats.
     pub out: Activations<'a>,
 }
 
-/// Limits elements to a range. NaN stays NaN.
+/// Clamps elements to a range. NaN stays NaN.
 #[non_exhaustive]
 pub struct Clamp<'a> {
     /// `[rows, columns]` activations; `None` means the output itself. A gap between rows is allowed.

@@ -1,4 +1,4 @@
-//! Limits of elements.
+//! Clamps elements to a range.
 
 use super::{
     memory::{Rows, write_rows},

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     BLOCK_TOKENS, E4m3, Element, KvLayer,
-    calls::{HeadNorms, NO_SLOT, RotaryKvWrite, ValueNorms},
+    calls::{CachedValues, HeadNorms, NO_SLOT, RotaryKvWrite},
 };
 
 /// Keys or values, in the order of a block.
@@ -44,13 +44,13 @@ fn write_half(call: &RotaryKvWrite<'_>, half: usize) {
 fn write<E: Element>(call: &RotaryKvWrite<'_>, half: usize, stored: impl Fn(usize, f32) -> E) {
     let shape = call.layer.shape;
     let rows = Rows::<f32>::of(&call.qkv);
-    let values = call.norms.map_or(ValueNorms::None, |norms| norms.values);
-    let heads_before = call.heads + if values == ValueNorms::OfKeys { 0 } else { half * shape.kv_heads };
+    let values = call.norms.map_or(CachedValues::Unchanged, |norms| norms.values);
+    let heads_before = call.heads + if values == CachedValues::NormalizedKeys { 0 } else { half * shape.kv_heads };
     for (row, slot) in indices(&call.slots).iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
         let (block, token) = (*slot as usize / BLOCK_TOKENS, *slot as usize % BLOCK_TOKENS);
         let source = &rows.row(row)[heads_before * shape.head_dim..];
         for (head, vector) in source.chunks_exact(shape.head_dim).take(shape.kv_heads).enumerate() {
-            let norm = call.norms.filter(|_| half == VALUES && values != ValueNorms::None);
+            let norm = call.norms.filter(|_| half == VALUES && values != CachedValues::Unchanged);
             let scale = norm.map_or(1.0, |norm| inverse_root_mean_square(vector, norm.epsilon));
             // SAFETY: the layer's creator guarantees that only this lane uses the layer, and
             // this code runs on the lane.

@@ -1,4 +1,4 @@
-//! A smooth limit of the magnitude of logits.
+//! Logit softcapping.
 
 use super::{memory::write_rows, threads::Threads};
 use crate::calls::SoftCap;

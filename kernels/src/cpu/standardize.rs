@@ -1,4 +1,4 @@
-//! Standardization of columns.
+//! Standardizes columns.
 
 use super::{
     memory::{Rows, write_rows},

@@ -64,7 +64,9 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
 /// Multiplies the activation of the gates by the up values and quantizes the result. If
 /// `call.out.plain` is requested, the unquantized result is written too.
 pub(super) fn gate_mul(cuda: &Cuda, call: &calls::GateMul<'_>) -> Result<(), KernelError> {
-    let calls::GateMul { gate, activation, out, .. } = call;
+    let calls::GateMul { gate, up, activation, out } = call;
+    let follows = gate.address().offset(gate.dtype().bytes(gate.columns()));
+    assert!(up.address() == follows && up.pitch() == gate.pitch(), "the kernels read `up` after `gate`");
     let quantized = out.quantized.as_ref().expect("the quantized output was requested");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate));
     let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.sms;

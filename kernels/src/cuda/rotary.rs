@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     KernelError,
-    calls::{self, HeadNorm, HeadNorms, PairAxes, ValueNorms},
+    calls::{self, CachedValues, HeadNorm, HeadNorms, PairAxes},
 };
 
 /// The position axis of each pair of elements, in the layout of the kernel's parameter.
@@ -68,7 +68,7 @@ pub(super) fn rotary(cuda: &Cuda, call: calls::Rotary<'_>) -> Result<(), KernelE
 
 pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Result<(), KernelError> {
     let shape = call.layer.shape;
-    let values = call.norms.map_or(ValueNorms::None, |norms| norms.values);
+    let values = call.norms.map_or(CachedValues::Unchanged, |norms| norms.values);
     let elements = (call.heads + 2 * shape.kv_heads) * shape.head_dim;
     let arguments = arguments![
         call.qkv.address(),
@@ -93,7 +93,7 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
     let (entry_point, arguments) = match call.norms {
         None => (plain, arguments),
         Some(HeadNorms { query, key, weight_offset, epsilon, .. }) => {
-            let value_heads = if values == ValueNorms::OfValues { shape.kv_heads } else { 0 };
+            let value_heads = if values == CachedValues::Normalized { shape.kv_heads } else { 0 };
             let heads = call.heads + shape.kv_heads + value_heads;
             assert!(
                 heads <= NORMED_HEADS_MAX,
@@ -101,9 +101,9 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
             );
             let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);
             let arguments = arguments.with(*weight_offset).with(match values {
-                ValueNorms::None => VALUES_UNCHANGED,
-                ValueNorms::OfValues => VALUES_NORMALIZED,
-                ValueNorms::OfKeys => VALUES_OF_KEYS,
+                CachedValues::Unchanged => VALUES_UNCHANGED,
+                CachedValues::Normalized => VALUES_NORMALIZED,
+                CachedValues::NormalizedKeys => VALUES_OF_KEYS,
             });
             (normed, arguments)
         }

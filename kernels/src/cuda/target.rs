@@ -52,8 +52,7 @@ impl CudaTarget {
 
     /// Returns the head sizes, in elements, that attention over the KV cache supports.
     pub(crate) fn paged_head_dims(&self) -> &'static [usize] {
-        // With the largest heads, the ring of a single decoding warp takes all of Turing's shared
-        // memory.
+        // Turing has too little shared memory for a decoding warp's ring at the largest head size.
         let fitting = if self.capability < (8, 0) { HeadDim::ALL.len() - 1 } else { HeadDim::ALL.len() };
         &HeadDim::ELEMENTS[..fitting]
     }

@@ -1,11 +1,11 @@
-//! Limits of elements.
+//! Clamps elements to a range.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
 
 impl<B: Backend> Scope<'_, B> {
-    /// Limits the elements of `x` `[rows, columns]` to the range from the first to the second of
+    /// Clamps the elements of `x` `[rows, columns]` to the range from the first to the second of
     /// `bounds` `[2]` f32. NaN stays NaN. `x` may have gaps between its rows.
     pub fn clamp(&self, x: &Tensor<'_>, bounds: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "clamp";

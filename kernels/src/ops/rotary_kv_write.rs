@@ -10,13 +10,13 @@ use super::{
     rotary::{Rope, check_rope},
 };
 
-pub use crate::calls::{HeadNorms, NO_SLOT, ValueNorms};
+pub use crate::calls::{CachedValues, HeadNorms, NO_SLOT};
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes each query and key head if there are `norms`, rotates the queries and keys of
     /// `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and
     /// writes keys and values into `cache` at `slots` `[tokens]`. After the call, only the queries
-    /// in `qkv` are valid. With [`ValueNorms::OfKeys`], `qkv` has no values.
+    /// in `qkv` are valid. With [`CachedValues::NormalizedKeys`], `qkv` has no values.
     #[expect(clippy::too_many_arguments, reason = "one pass over memory does three things")]
     pub fn rotary_kv_write<'a>(
         &self,
@@ -35,8 +35,8 @@ impl<B: Backend> Scope<'_, B> {
         check::cache(OP, cache, self.target().activation())?;
         check::writable(OP, "qkv", qkv);
         check::index_list(OP, "slots", slots)?;
-        let values = norms.map_or(ValueNorms::None, |norms| norms.values);
-        let columns = (heads + values.kv_columns(shape.kv_heads)) * shape.head_dim;
+        let values = norms.map_or(CachedValues::Unchanged, |norms| norms.values);
+        let columns = (heads + values.row_kv_heads(shape.kv_heads)) * shape.head_dim;
         check::shape(OP, "qkv", qkv, [slots.rows(), columns])?;
         check_rope(OP, qkv, positions, rope)?;
         let is_inside = 2 * rope.frequencies.rows() <= shape.head_dim;

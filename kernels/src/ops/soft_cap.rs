@@ -1,4 +1,4 @@
-//! A smooth limit of the magnitude of logits (Gemma 2, arXiv 2408.00118).
+//! Logit softcapping (Gemma 2, arXiv 2408.00118).
 
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 

@@ -1,4 +1,4 @@
-//! Standardization of columns by a recorded mean and a factor.
+//! Standardizes columns: `(x * factor - shift) * scale`, with `shift` and `scale` from the checkpoint.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 

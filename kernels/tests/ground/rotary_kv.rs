@@ -4,7 +4,7 @@
 use bursar_kernels::{
     ops::{
         rotary::{PairAxes, Rope},
-        rotary_kv_write::{HeadNorms, ValueNorms},
+        rotary_kv_write::{CachedValues, HeadNorms},
     },
     *,
 };
@@ -30,7 +30,7 @@ pub struct RotaryKv {
     pub has_norms: bool,
     /// Added to the weights of the norms.
     pub weight_offset: f32,
-    pub values: ValueNorms,
+    pub values: CachedValues,
     /// `true` if the cache is in E4M3.
     pub is_fp8: bool,
 }
@@ -56,7 +56,7 @@ impl RotaryKv {
             axes,
             has_norms: true,
             weight_offset: 1.0,
-            values: ValueNorms::None,
+            values: CachedValues::Unchanged,
             is_fp8: false,
         };
         vec![case((4, 2, 256, 32), PairAxes::Interleaved(11, 10)), case((3, 1, 34, 5), PairAxes::Sections(vec![5]))]
@@ -77,7 +77,7 @@ impl RotaryKv {
                     axes,
                     has_norms: true,
                     weight_offset: 0.0,
-                    values: ValueNorms::None,
+                    values: CachedValues::Unchanged,
                     is_fp8: false,
                 };
                 let plain = [RotaryKv { has_norms: false, ..case.clone() }, case];
@@ -94,7 +94,7 @@ impl RotaryKv {
         let mut cases = Vec::new();
         for (heads, kv_heads, head_dim) in [(8, 1, 512), (16, 4, 512), (8, 2, 256), (4, 4, 64), (3, 1, 80), (2, 2, 34)]
         {
-            for (values, is_fp8) in [ValueNorms::OfValues, ValueNorms::OfKeys]
+            for (values, is_fp8) in [CachedValues::Normalized, CachedValues::NormalizedKeys]
                 .into_iter()
                 .flat_map(|values| [(values, false), (values, true)])
             {
@@ -116,7 +116,7 @@ impl RotaryKv {
     }
 
     fn columns(&self) -> usize {
-        (self.heads + self.values.kv_columns(self.kv_heads)) * self.head_dim
+        (self.heads + self.values.row_kv_heads(self.kv_heads)) * self.head_dim
     }
 
     fn inputs(&self, random: &mut Random) -> Inputs {
@@ -188,7 +188,7 @@ impl RotaryKv {
             .map(|token| {
                 let row = rows.row(token);
                 let source = |at: usize| {
-                    let is_key = self.values == ValueNorms::OfKeys && at >= heads + kv_heads;
+                    let is_key = self.values == CachedValues::NormalizedKeys && at >= heads + kv_heads;
                     if is_key { at - kv_heads } else { at }
                 };
                 let head = |at: usize| self.turn(token, at, &row[source(at) * head_dim..][..head_dim], &inputs, &norms);
@@ -217,7 +217,7 @@ impl RotaryKv {
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
         let scale = (mean + f64::from(EPSILON)).sqrt().recip();
         if at >= self.heads + self.kv_heads {
-            let scale = if self.values == ValueNorms::None { 1.0 } else { scale };
+            let scale = if self.values == CachedValues::Unchanged { 1.0 } else { scale };
             return x.iter().map(|x| x * scale).collect();
         }
         let mut x = x.to_vec();

@@ -166,15 +166,23 @@ fn the_work_of_attention_is_counted_exactly() {
 
 #[test]
 fn unsupported_head_sizes_are_refused_with_the_supported_ones() {
-    let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
-    let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
-    let refused = |pass: Pass| pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err().to_string();
+    let refused_on = |capability, activation, pass: Pass| {
+        let target = Target::Cuda(CudaTarget { capability, sms: 132, activation });
+        let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
+        pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err().to_string()
+    };
+    let refused = |pass| refused_on((9, 0), DType::BF16, pass);
     assert_eq!(
         refused(Pass::Packed { heads: 2, head_dim: 34, lengths: vec![5] }),
         "attention_packed: qkv is [5, 204]; expected heads of 32, 64, 72, 80 or 128 elements on this target"
     );
     assert_eq!(
         refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)], window: None }),
-        "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80, 128 or 256 elements on this target"
+        "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80, 128, 256 or 512 elements on this target"
+    );
+    let wide = Pass::Paged { heads: 2, kv_heads: 1, head_dim: 512, sequences: vec![(3, 3)], window: None };
+    assert_eq!(
+        refused_on((7, 5), DType::F16, wide),
+        "attention_paged: queries is [3, 1024]; expected heads of 32, 64, 80, 128 or 256 elements on this target"
     );
 }

@@ -13,12 +13,12 @@ use bursar_kernels::{
 
 use super::{
     decoder_config::{DecoderConfig, DraftHeadConfig},
-    decoder_share::{DecoderShare, HeadShare},
+    decoder_share::{DecoderShare, KvHeads},
     draft_head::{self, DraftColumns, DraftHead, DraftLogits, DraftRows, LayerInputs},
     layer::{Layer, LayerPass, Stream},
     layer_cache::LayerCache,
-    layer_embeddings::LayerEmbeddings,
     mixture::MixtureConfig,
+    per_layer_embeddings::PerLayerEmbeddings,
     rope_scaling::RopeScaling,
     step_inputs::StepInputs,
     vision::EmbeddingLayout,
@@ -54,7 +54,7 @@ pub struct Decoder {
     format: StepFormat,
     share: DecoderShare,
     embedding: Weight<'static>, // [own tokens, hidden], padded if it is also the head
-    layer_embeddings: Option<LayerEmbeddings>,
+    per_layer_embeddings: Option<PerLayerEmbeddings>,
     layers: Vec<Layer>,
     loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
@@ -107,9 +107,9 @@ impl Decoder {
         } else {
             map.table(&embedding_name, tokens, config.hidden)?
         };
-        let of_layers = config.layer_embeddings;
-        let of_layers = of_layers.map(|of_layers| LayerEmbeddings::claim(map, prefix, &config, of_layers, &share));
-        let layer_embeddings = of_layers.transpose()?;
+        let of_layers = config.per_layer_embeddings;
+        let of_layers = of_layers.map(|of_layers| PerLayerEmbeddings::claim(map, prefix, &config, of_layers, &share));
+        let per_layer_embeddings = of_layers.transpose()?;
         let (loads, mut of_layers) = config.loads(map);
         map.set_in_decoder(true);
         let layer =
@@ -155,7 +155,7 @@ impl Decoder {
             format,
             share,
             embedding,
-            layer_embeddings,
+            per_layer_embeddings,
             layers,
             loads,
             norm,
@@ -194,9 +194,9 @@ impl Decoder {
         &self.groups
     }
 
-    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. The layers
-    /// are the segments of a block. If a segment has several layers, the heads are those of all
-    /// layers with a window in it.
+    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. `layers`
+    /// counts the segments of a block, and `kv_heads` the heads of all sliding-window layers in one
+    /// segment.
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
         let (layers, head_dim) = (self.groups.segments(), self.config.head_dim);
         let kv_heads = self.groups.segment_layers().windowed * self.share.kv_heads.count;
@@ -204,7 +204,7 @@ impl Decoder {
     }
 
     /// This rank's heads of a layer.
-    pub fn attention(&self, layer: usize) -> HeadShare {
+    pub fn attention(&self, layer: usize) -> KvHeads {
         self.share.attention(&self.config, layer)
     }
 
@@ -460,11 +460,11 @@ impl Decoder {
             None => None,
         };
         let hidden = self.embed(scope, inputs, caches)?;
-        let embeddings = match &self.layer_embeddings {
-            Some(layer_embeddings) => {
-                let table = (&layer_embeddings.table, layer_embeddings.tokens);
-                let mut rows = self.embed_tokens(scope, table, layer_embeddings.table_scale(), inputs, caches)?;
-                layer_embeddings.combine(scope, &hidden, &mut rows)?;
+        let embeddings = match &self.per_layer_embeddings {
+            Some(per_layer_embeddings) => {
+                let table = (&per_layer_embeddings.table, per_layer_embeddings.tokens);
+                let mut rows = self.embed_tokens(scope, table, per_layer_embeddings.table_scale(), inputs, caches)?;
+                per_layer_embeddings.combine(scope, &hidden, &mut rows)?;
                 Some(rows)
             }
             None => None,

@@ -8,13 +8,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    attention_sizes::{self, AttentionSizes},
     axes_rule::AxesRule,
     config_error::{ConfigError, HEAD_MAX, WIDTH_MAX},
     config_keys,
     gated_delta_net::GatedDeltaConfig,
-    layer_embeddings::LayerEmbeddingsConfig,
+    kv_sizes::{self, KvSizes},
     mixture::MixtureConfig,
+    per_layer_embeddings::PerLayerEmbeddingsConfig,
     rope_config::RopeConfig,
     rope_scaling::RopeScaling,
     sliding_window::{SlidingWindow, WindowRule, check_layer_types},
@@ -40,9 +40,9 @@ pub struct DecoderConfig {
     /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// The heads of keys and values of the layers without a window, if they differ from the others.
-    pub full_attention: Option<AttentionSizes>,
-    /// Number of layers with keys and values of their own. The layers after them
+    /// The heads of keys and values of full-attention layers, if they differ from other layers.
+    pub full_attention: Option<KvSizes>,
+    /// Number of leading layers that compute keys and values. The layers after them
     /// [read](Self::kv_source) the keys and values of earlier layers.
     pub own_kv_layers: usize,
     /// Number of leading elements of a head that RoPE rotates.
@@ -70,12 +70,13 @@ pub struct DecoderConfig {
     pub value_norms: bool,
     /// Whether the residual stream is multiplied by a number of the checkpoint after each layer.
     pub layer_scalars: bool,
-    /// Whether the layers without keys and values of their own have an MLP of twice the width.
-    pub wide_sharing_mlp: bool,
-    /// Embeddings that each layer adds to the residual stream, if the model has them.
-    pub layer_embeddings: Option<LayerEmbeddingsConfig>,
-    /// The logits are limited to this magnitude: `cap * tanh(logits / cap)`.
-    pub logit_cap: Option<f32>,
+    /// Whether the layers that read the keys and values of earlier layers have an MLP of twice the
+    /// width.
+    pub double_wide_shared_mlp: bool,
+    /// Per-layer embeddings, if the model has them.
+    pub per_layer_embeddings: Option<PerLayerEmbeddingsConfig>,
+    /// Logit softcapping: `cap * tanh(logits / cap)`.
+    pub logit_softcap: Option<f32>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
@@ -100,7 +101,7 @@ pub enum PictureMask {
     Causal,
     /// To all tokens of the picture that the layer's window reaches (Gemma 3, arXiv 2503.19786).
     WholePicture,
-    /// Like `WholePicture` in layers with a window, and causal in all other layers (Gemma 4).
+    /// Like `WholePicture` in sliding-window layers, and causal in all other layers (Gemma 4).
     WholePictureInWindows,
 }
 
@@ -189,10 +190,10 @@ pub enum LayerKind {
     /// embeddings multiplied by the root of their width, and `query_pre_attn_scalar` in place of
     /// the size of a head.
     OutputNorms,
-    /// Gemma 4: like Gemma 3, but norms whose weights are not centered on zero, no factor of the
-    /// attention scores, normalized values, [separate sizes](AttentionSizes) of full attention, a
-    /// scalar after each layer, and optionally layers that share keys and values, embeddings of
-    /// layers and a limit of the logits.
+    /// Gemma 4: like Gemma 3, except that the weights of norms are not centered on zero, attention
+    /// scores are not scaled, values are normalized, full attention has [separate sizes](KvSizes),
+    /// and the residual stream is multiplied by a scalar after each layer. Optional: shared keys and
+    /// values, per-layer embeddings, and logit softcapping.
     LayerScalars,
 }
 
@@ -271,8 +272,8 @@ impl DecoderConfig {
         let is_windowed = sliding.as_ref().map(|sliding| sliding.is_in.clone());
         let is_windowed = is_windowed.unwrap_or_else(|| vec![false; fields.num_hidden_layers]);
         let (full_attention, own_kv_layers) = if has_scalars {
-            let full = AttentionSizes::read_full(place, &given, &is_windowed)?;
-            (Some(full), attention_sizes::read_own_layers(place, &given, &is_windowed)?)
+            let full = KvSizes::read_full(place, &given, &is_windowed)?;
+            (Some(full), kv_sizes::read_own_layers(place, &given, &is_windowed)?)
         } else {
             (None, fields.num_hidden_layers)
         };
@@ -290,9 +291,9 @@ impl DecoderConfig {
             head_norms: is_hybrid || output_norms || defaults.layer == LayerKind::HeadNorms,
             value_norms: has_scalars,
             layer_scalars: has_scalars,
-            wide_sharing_mlp: fields.use_double_wide_mlp == Some(true),
-            layer_embeddings: if has_scalars { LayerEmbeddingsConfig::read(&given)? } else { None },
-            logit_cap: logit_cap(place, &fields)?,
+            double_wide_shared_mlp: fields.use_double_wide_mlp == Some(true),
+            per_layer_embeddings: if has_scalars { PerLayerEmbeddingsConfig::read(place, &given)? } else { None },
+            logit_softcap: logit_softcap(place, &fields)?,
             vocabulary: fields.vocab_size,
             hidden: fields.hidden_size,
             intermediate: fields.intermediate_size,
@@ -413,7 +414,7 @@ impl DecoderConfig {
             segment_layers: groups.segment_layers(),
             has_states: self.attention_layers() < self.layers,
             whole_pictures: self.picture_mask != PictureMask::Causal,
-            picture_input: self.layer_embeddings.map(|of_layers| of_layers.picture_token),
+            picture_input: self.per_layer_embeddings.map(|of_layers| of_layers.picture_token),
         }
     }
 }
@@ -457,8 +458,8 @@ fn attention_scale(place: &str, fields: &Fields, head_dim: usize) -> Result<f32,
     Err(ConfigError::Unsupported { field, value: scalar.to_string(), supported: "numbers greater than 0" })
 }
 
-/// The limit of the logits' magnitude.
-fn logit_cap(place: &str, fields: &Fields) -> Result<Option<f32>, ConfigError> {
+/// The cap of logit softcapping.
+fn logit_softcap(place: &str, fields: &Fields) -> Result<Option<f32>, ConfigError> {
     match fields.final_logit_softcapping {
         Some(cap) if !(cap > 0.0 && cap.is_finite()) => {
             let field = format!("{place}final_logit_softcapping");

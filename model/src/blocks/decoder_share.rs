@@ -82,27 +82,26 @@ impl DecoderConfig {
     }
 }
 
-/// A rank's heads of keys and values in a layer.
+/// Key and value heads of one layer on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadShare {
+pub struct KvHeads {
     pub kv_heads: RankShard,
     pub head_dim: usize,
-    /// See [`AttentionSizes`](super::AttentionSizes).
+    /// See [`KvSizes`](super::KvSizes).
     pub keys_are_values: bool,
 }
 
 impl DecoderShare {
     /// The heads of keys and values of a layer of `config`.
-    pub fn attention(&self, config: &DecoderConfig, layer: usize) -> HeadShare {
+    pub fn attention(&self, config: &DecoderConfig, layer: usize) -> KvHeads {
         let sizes = config.attention(layer);
-        let is_full = config.full_attention == Some(sizes);
-        let kv_heads = self.full_kv_heads.filter(|_| is_full).unwrap_or(self.kv_heads);
-        HeadShare { kv_heads, head_dim: sizes.head_dim, keys_are_values: sizes.keys_are_values }
+        let kv_heads = self.full_kv_heads.filter(|_| config.has_full_sizes(layer)).unwrap_or(self.kv_heads);
+        KvHeads { kv_heads, head_dim: sizes.head_dim, keys_are_values: sizes.keys_are_values }
     }
 
     /// Columns of the MLP of a layer of `config`.
     pub fn mlp_columns(&self, config: &DecoderConfig, layer: usize) -> RankShard {
-        let is_wide = config.wide_sharing_mlp && (config.own_kv_layers..config.layers).contains(&layer);
+        let is_wide = config.double_wide_shared_mlp && (config.own_kv_layers..config.layers).contains(&layer);
         self.intermediate.times(if is_wide { 2 } else { 1 })
     }
 

@@ -8,8 +8,8 @@ use bursar_kernels::{
 
 use super::{
     decoder_config::DecoderConfig, decoder_share::DecoderShare, gated_delta_net::GatedDeltaNet, gated_mlp::GatedMlp,
-    layer_cache::LayerCache, layer_embeddings::LayerEmbedding, mixed::Mixed, mixer::Mixer, mixture::Mixture,
-    paged_attention::PagedAttention, step_inputs::StepInputs,
+    layer_cache::LayerCache, mixed::Mixed, mixer::Mixer, mixture::Mixture, paged_attention::PagedAttention,
+    per_layer_embeddings::PerLayerInput, step_inputs::StepInputs,
 };
 use crate::weights::{WeightError, WeightMap};
 
@@ -20,7 +20,7 @@ pub struct Layer {
     mlp_norm: Tensor<'static>,           // [hidden]
     mlp: Mlp,
     result_norm: Option<Tensor<'static>>, // [hidden], of the MLP's result
-    embedding: Option<LayerEmbedding>,
+    embedding: Option<PerLayerInput>,
     scalar: Option<Tensor<'static>>, // [1] f32, factor of the layer's result
     index: usize,
 }
@@ -43,7 +43,7 @@ pub struct LayerPass<'a> {
     pub config: &'a DecoderConfig,
     pub rope: &'a Rope<'static>,
     pub inputs: &'a StepInputs<'a>,
-    pub embeddings: Option<&'a Tensor<'a>>, // [tokens, layers * width], rows of `LayerEmbeddings`
+    pub embeddings: Option<&'a Tensor<'a>>, // [tokens, layers * width], rows of `PerLayerEmbeddings`
 }
 
 impl Layer {
@@ -60,7 +60,7 @@ impl Layer {
         let input_norm = map.tensor(&name("input_layernorm.weight"), [hidden])?;
         let scalar = config.layer_scalars.then(|| map.tensor_f32(&name("layer_scalar"), 1)).transpose()?;
         let embedding =
-            config.layer_embeddings.map(|of_layers| LayerEmbedding::claim(map, prefix, config, of_layers.width));
+            config.per_layer_embeddings.map(|of_layers| PerLayerInput::claim(map, prefix, config, of_layers.width));
         let embedding = embedding.transpose()?;
         let mixer = match &config.gated_delta {
             Some(delta) if !config.has_attention(index) => {
@@ -131,13 +131,7 @@ impl Layer {
             self.add_mixed(&scope, pass, &mixed.rows, (&mut stream.hidden, &mut stream.scratch))?;
         }
         stream.is_normed = self.add_mlp(scope, pass, (&mut stream.hidden, &mut stream.scratch), next)?;
-        match (&self.embedding, pass.embeddings) {
-            (Some(embedding), Some(rows)) => {
-                let row = rows.column_range(embedding.columns(self.index));
-                embedding.add(scope, pass.config, &row, self.scalar.as_ref(), &mut stream.hidden)
-            }
-            _ => Ok(()),
-        }
+        self.add_embedding(scope, pass, None, &mut stream.hidden)
     }
 
     /// Like [`forward`](Layer::forward), but runs the output projection and the MLP only on the
@@ -169,14 +163,26 @@ impl Layer {
             self.add_mixed(&scope, pass, &few, (chosen, &mut stream.scratch))?;
         }
         self.add_mlp(scope, pass, (chosen, &mut stream.scratch), None)?;
-        match (&self.embedding, pass.embeddings) {
-            (Some(embedding), Some(all)) => {
-                let scope = scope.scope();
-                let row = scope.gather_rows(&all.column_range(embedding.columns(self.index)), rows)?;
-                embedding.add(&scope, pass.config, &row, self.scalar.as_ref(), chosen)
-            }
-            _ => Ok(()),
-        }
+        self.add_embedding(scope, pass, Some(rows), chosen)
+    }
+
+    /// Adds the layer's per-layer input to `hidden`, if the model has such inputs, and multiplies the
+    /// sum by the layer's scalar. `rows` `[rows]` u32 are the step's rows that `hidden` has; `None`
+    /// means all.
+    fn add_embedding<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        pass: &LayerPass<'_>,
+        rows: Option<&Tensor<'_>>,
+        hidden: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        let Some((embedding, all)) = self.embedding.as_ref().zip(pass.embeddings) else { return Ok(()) };
+        let (scope, own) = (scope.scope(), all.column_range(embedding.columns(self.index)));
+        let own = match rows {
+            Some(rows) => scope.gather_rows(&own, rows)?,
+            None => own,
+        };
+        embedding.add(&scope, pass.config, &own, self.scalar.as_ref(), hidden)
     }
 
     /// Projects `mixed` `[rows, width]`, the result of the mixer, and adds the result to `hidden`

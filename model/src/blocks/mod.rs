@@ -1,6 +1,5 @@
 //! Layers that several families share. Each family passes the names of its weights.
 
-mod attention_sizes;
 mod axes_rule;
 mod config_error;
 pub mod config_keys;
@@ -12,26 +11,27 @@ pub mod draft_head;
 pub mod gated_delta_net;
 pub mod gated_mlp;
 pub mod hybrid;
+mod kv_sizes;
 mod layer;
 pub mod layer_cache;
-pub mod layer_embeddings;
 pub mod layer_norm;
 mod mixed;
 mod mixer;
 pub mod mixture;
 pub mod norm;
 pub mod paged_attention;
+pub mod per_layer_embeddings;
 pub mod rope_config;
 pub mod rope_scaling;
 mod sliding_window;
 pub mod step_inputs;
 pub mod vision;
 
-pub use attention_sizes::AttentionSizes;
 pub use axes_rule::AxesRule;
 pub use config_error::{ConfigError, WIDTH_MAX};
 pub use decoder_config::{
     Biases, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind, PictureMask,
 };
-pub use decoder_share::{DecoderShare, HeadShare};
+pub use decoder_share::{DecoderShare, KvHeads};
+pub use kv_sizes::KvSizes;
 pub use sliding_window::{SlidingWindow, WindowRule};

@@ -6,13 +6,13 @@ use bursar_kernels::{
         attention_paged::AttentionMask,
         rms_norm::RmsNorm,
         rotary::Rope,
-        rotary_kv_write::{HeadNorms, ValueNorms},
+        rotary_kv_write::{CachedValues, HeadNorms},
     },
 };
 
 use super::{
     decoder_config::{DecoderConfig, PictureMask},
-    decoder_share::{DecoderShare, HeadShare},
+    decoder_share::{DecoderShare, KvHeads},
     layer_cache::LayerCache,
     mixed::Mixed,
     step_inputs::StepInputs,
@@ -40,7 +40,7 @@ pub struct PagedAttention {
     /// Number of tokens that a query attends to, including its own. `None` means all.
     window: Option<usize>,
     /// Whether a token of a picture attends to later tokens of its picture.
-    sees_pictures: bool,
+    has_picture_mask: bool,
 }
 
 /// Norms of the heads before the rotation, if the model has them.
@@ -77,7 +77,7 @@ impl PagedAttention {
         index: usize,
         inputs: RankShard,
     ) -> Result<Linear, WeightError> {
-        let HeadShare { kv_heads, head_dim, keys_are_values } = share.attention(config, index);
+        let KvHeads { kv_heads, head_dim, keys_are_values } = share.attention(config, index);
         let (query_rows, kv_rows) = (share.heads.times(head_dim), kv_heads.times(head_dim));
         let [query, key, value] = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{name}.{part}"));
         // With gates, `q_proj` has the rows of each head's query, followed by the rows of its gate.
@@ -87,16 +87,8 @@ impl PagedAttention {
             whole: 2 * query_rows.whole,
         };
         let of_heads = |half: usize| share.heads.range().map(move |head| of_head(head, half));
-        let kept = match (config.kv_source(index) == index, keys_are_values) {
-            (false, _) => 0,
-            (true, keys_are_values) => {
-                if keys_are_values {
-                    1
-                } else {
-                    2
-                }
-            }
-        };
+        let is_source = config.kv_source(index) == index;
+        let kept = if is_source { 2 - usize::from(keys_are_values) } else { 0 };
         let keys_values = [(key.as_str(), kv_rows), (value.as_str(), kv_rows)].into_iter().take(kept);
         if kept == 0 {
             // Checkpoints may have weights of the keys and values that such a layer does not compute.
@@ -123,7 +115,7 @@ impl PagedAttention {
         qkv: Linear,
     ) -> Result<Self, WeightError> {
         let part = |part: &str| format!("{name}.{part}");
-        let HeadShare { kv_heads, head_dim, keys_are_values } = share.attention(config, index);
+        let KvHeads { kv_heads, head_dim, keys_are_values } = share.attention(config, index);
         let (hidden, is_source) = (config.hidden, config.kv_source(index) == index);
         let query_rows = share.heads.times(head_dim);
         // YaRN multiplies the rotated elements of queries and keys by a factor. If RoPE rotates all
@@ -143,9 +135,9 @@ impl PagedAttention {
             };
             let (query, weight_offset, epsilon) = (norm("q_norm.weight")?, config.norm_offset, config.norm_epsilon);
             let values = match (config.value_norms, keys_are_values) {
-                (false, _) => ValueNorms::None,
-                (true, false) => ValueNorms::OfValues,
-                (true, true) => ValueNorms::OfKeys,
+                (false, _) => CachedValues::Unchanged,
+                (true, false) => CachedValues::Normalized,
+                (true, true) => CachedValues::NormalizedKeys,
             };
             if is_source {
                 Norms::Heads(HeadNorms { query, key: norm("k_norm.weight")?, weight_offset, epsilon, values })
@@ -165,7 +157,7 @@ impl PagedAttention {
             has_gate: config.output_gate,
             scale: config.attention_scale * score_factor,
             window: config.window(index),
-            sees_pictures: match config.picture_mask {
+            has_picture_mask: match config.picture_mask {
                 PictureMask::Causal => false,
                 PictureMask::WholePicture => true,
                 PictureMask::WholePictureInWindows => config.window(index).is_some(),
@@ -211,7 +203,7 @@ impl PagedAttention {
             Norms::Heads(norms) => Some(norms),
             Norms::None | Norms::Queries { .. } => None,
         };
-        let kv_heads = norms.map_or(ValueNorms::None, |norms| norms.values).kv_columns(shape.kv_heads);
+        let kv_heads = norms.map_or(CachedValues::Unchanged, |norms| norms.values).row_kv_heads(shape.kv_heads);
         let mut qkv = projected.column_range_mut(0..(self.heads + kv_heads) * shape.head_dim);
         let cache = layer.scaled(self.cache_scales.as_ref());
         scope.rotary_kv_write(&mut qkv, self.heads, norms, positions, rope, slots, cache)
@@ -246,7 +238,7 @@ impl PagedAttention {
         let queries = projected.column_range(0..width);
         let sequences = &step.groups[group].sequences;
         let mask =
-            AttentionMask { window: self.window, key_ends: step.key_ends.as_ref().filter(|_| self.sees_pictures) };
+            AttentionMask { window: self.window, key_ends: step.key_ends.as_ref().filter(|_| self.has_picture_mask) };
         let mut rows = scope.attention_paged(&queries, scaled, sequences, self.scale, mask)?;
         if self.has_gate {
             let gates = projected.column_range(projected.columns() - width..projected.columns());

@@ -57,8 +57,8 @@ struct Inner {
 /// Keys that are read for every type.
 const ALWAYS: [&str; 4] = ["rope_type", "type", "rope_theta", "mrope_section"];
 
-/// The type that rotates only the pairs with the highest frequencies, with the frequencies that
-/// these pairs have if all pairs are rotated (Gemma 4).
+/// RoPE type of Gemma 4. Only the pairs with the highest frequencies are rotated, with the
+/// frequencies that they have if the whole head is rotated.
 const PROPORTIONAL: &str = "proportional";
 
 /// Types that scale frequencies, and the keys that are read for each type.
@@ -180,14 +180,15 @@ impl Inner {
         let mut kinds = Vec::new();
         for (key, kind) in [("rope_type", &self.rope_type), ("type", &self.r#type)] {
             let Some(kind) = kind.as_deref() else { continue };
-            match SCALED.iter().find(|(name, _)| *name == kind) {
+            let is_known = |name: &str| name == kind && (name != PROPORTIONAL || types.contains(&PROPORTIONAL));
+            match SCALED.iter().find(|(name, _)| is_known(name)) {
                 Some((name, _)) => kinds.push(*name),
                 None if types.contains(&kind) => kinds.push(""),
                 None => {
                     return Err(ConfigError::Unsupported {
                         field: format!("{place}{key}"),
                         value: kind.to_owned(),
-                        supported: "default, linear, dynamic, llama3, yarn, proportional, and mrope for positions of pictures",
+                        supported: "default, linear, dynamic, llama3, yarn, and mrope for positions of pictures",
                     });
                 }
             }

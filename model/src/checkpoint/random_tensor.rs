@@ -12,15 +12,23 @@ pub enum RandomTensor {
         /// The seed of this tensor.
         seed: u64,
     },
-    /// Ones, for the weights of norms and the factors after layers.
+    /// Ones, for the weights of norms and for layer scalars.
     Ones,
+    /// A bound that no activation exceeds, for clipped projections.
+    Bound {
+        /// Whether activations are at most this bound, rather than at least.
+        is_upper: bool,
+    },
 }
 
 impl RandomTensor {
     /// The content of the tensor `name` with `axes` axes. A vector whose name ends in `.weight`
-    /// belongs to a norm and holds ones, as do the factors after layers; all other tensors are
-    /// drawn.
+    /// belongs to a norm and holds ones, as do layer scalars. `input_min` and similar names are bounds
+    /// of clipped projections. All other tensors are drawn.
     pub(super) fn of(seed: u64, name: &str, axes: usize) -> Self {
+        if axes <= 1 && (name.ends_with("put_min") || name.ends_with("put_max")) {
+            return RandomTensor::Bound { is_upper: name.ends_with("_max") };
+        }
         if axes <= 1 && (name.ends_with(".weight") || name.ends_with(".layer_scalar")) {
             return RandomTensor::Ones;
         }

@@ -40,7 +40,7 @@ pub fn defaults(is_unified: bool) -> DecoderDefaults {
     });
     DecoderDefaults {
         fields,
-        rope_types: &["default"],
+        rope_types: &["default", "proportional"],
         axes: AxesRule::One,
         layer: LayerKind::LayerScalars,
         window: WindowRule::PatternButLast,
@@ -71,8 +71,8 @@ pub struct Gemma4Shape {
     pub full_every: usize,
     /// Elements of a head of full attention.
     pub full_head_dim: usize,
-    /// Key heads of full attention, whose keys are also the values. `None`: as many as other layers
-    /// have, and values of their own.
+    /// Key heads of full attention, whose keys also serve as values. `None`: as many key heads as
+    /// other layers, with separate values.
     pub full_kv_heads: Option<usize>,
     /// Number of layers at the end that read the keys and values of earlier layers.
     pub sharing_layers: usize,

@@ -83,8 +83,8 @@ pub trait Settings: Sized {
     const WORKLOADS: &'static [Workload] =
         &[Workload::Prefill, Workload::Decode, Workload::Verify, Workload::Score, Workload::Choose];
 
-    /// Modules of checkpoints that the family does not compute with.
-    const UNREAD: &'static [&'static str] = &[];
+    /// Checkpoint modules that this family ignores.
+    const UNUSED_MODULES: &'static [&'static str] = &[];
 
     type Shape: ReleasedShape;
 
@@ -193,7 +193,7 @@ impl<S: Settings> Weights<S> for TextModel {
         // Text-only exports of models with pictures keep their longer names.
         let has_decoder = |prefix: &&str| map.has(&format!("{prefix}.embed_tokens.weight"));
         let prefix = ["model.language_model", "language_model.model"].into_iter().find(has_decoder).unwrap_or("model");
-        S::UNREAD.iter().for_each(|module| map.leave_unread(module));
+        S::UNUSED_MODULES.iter().for_each(|module| map.leave_unread(module));
         Ok(TextModel(Decoder::claim(settings.decoder().clone(), prefix, map)?))
     }
 

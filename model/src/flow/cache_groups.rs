@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 use bursar_kernels::BLOCK_TOKENS;
 
-/// There is at most one part of padding for every `PADDING_PART` parts of attention layers, unless
-/// that limit would result in more than [`GROUPS_MAX`] groups. A group with fewer layers than fit
+/// Padding takes at most 1 / `PADDING_PART` of the bytes of attention layers, unless that limit would
+/// result in more than [`GROUPS_MAX`] groups. A group with fewer layers than fit
 /// in its blocks is filled up with padding.
 const PADDING_PART: usize = 16;
 
@@ -21,13 +21,13 @@ const PADDING_PART: usize = 16;
 /// block table per sequence.
 const GROUPS_MAX: usize = 8;
 
-/// Like [`GROUPS_MAX`], for layers of two widths. With few groups, most of the blocks of the
+/// Like [`GROUPS_MAX`], for models whose layers have two key widths. With few groups, most of the blocks of the
 /// narrower layers would be padding.
 const MIXED_GROUPS_MAX: usize = 12;
 
-/// How many times padding counts in a group with full attention, which has blocks for the whole
-/// context. A context has several times the tokens of a window.
-const FULL_PADDING: usize = 4;
+/// Weight of padding in groups with full attention. Such a group has blocks for the whole context,
+/// which is several times longer than a window.
+const FULL_PADDING_WEIGHT: usize = 4;
 
 /// The number of layers in a segment of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,11 +39,11 @@ pub struct SegmentLayers {
 }
 
 impl SegmentLayers {
-    /// One layer, whatever its window.
+    /// One layer of either kind.
     pub const ONE: SegmentLayers = SegmentLayers { full: 1, windowed: 1 };
 
-    /// Layers with these widths: the elements of a token's keys. Segments are as short as both kinds
-    /// of layers allow.
+    /// The smallest segment that whole layers of either kind fill exactly. Widths are key elements
+    /// per token of a full-attention layer and of a sliding-window layer.
     ///
     /// # Panics
     /// If a width is 0.
@@ -60,9 +60,9 @@ impl SegmentLayers {
     }
 }
 
-/// Where the blocks of a group have the keys and values of a layer.
+/// Location of a layer's keys and values in the blocks of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerPlace {
+pub struct KvLocation {
     pub group: usize,
     /// Index of the segment within a block.
     pub segment: usize,
@@ -117,21 +117,21 @@ impl CacheGroups {
     /// Groups attention layers by window, with `of_segment` layers in each segment of a block. If
     /// all layers have the same window, they form one group. Otherwise, a block has the largest
     /// number of segments for which padding is at most 1 / `PADDING_PART` of the attention layers.
-    /// If there would be too many groups, the number with the least padding among those with few
-    /// enough groups is used. If there are no layers, the result is one empty group.
+    /// If that results in too many groups, the number of segments with the least padding that stays
+    /// within the maximum is used. If there are no layers, the result is one empty group.
     pub fn of_segments(layers: impl IntoIterator<Item = (usize, Option<usize>)>, of_segment: SegmentLayers) -> Self {
         let mut kinds: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
         layers.into_iter().for_each(|(layer, window)| kinds.entry(window).or_default().push(layer));
-        // Lengths are counted in the largest unit in which all layers have a whole length.
+        // Lengths are in the largest unit that divides the length of a layer of either kind.
         let unit = of_segment.full * of_segment.windowed;
         let length = |window: Option<usize>, layers: usize| layers * (unit / of_segment.of(window));
         let most = kinds.iter().map(|(window, kind)| kind.len().div_ceil(of_segment.of(*window))).max().unwrap_or(1);
         let all: usize = kinds.iter().map(|(window, kind)| length(*window, kind.len())).sum();
         let of_group = |window: Option<usize>, segments: usize| segments * of_segment.of(window);
-        let padding = |segments: usize, times: usize| -> usize {
+        let padding = |segments: usize, full_weight: usize| -> usize {
             let of_kind = |(window, kind): (&Option<usize>, &Vec<usize>)| {
                 let layers = kind.len().next_multiple_of(of_group(*window, segments)) - kind.len();
-                length(*window, layers) * if window.is_none() { times } else { 1 }
+                length(*window, layers) * if window.is_none() { full_weight } else { 1 }
             };
             kinds.iter().map(of_kind).sum()
         };
@@ -142,7 +142,7 @@ impl CacheGroups {
         let groups_max = if of_segment == SegmentLayers::ONE { GROUPS_MAX } else { MIXED_GROUPS_MAX };
         let is_few = |segments: &usize| groups(*segments) <= groups_max.max(kinds.len());
         let dense = (1..=most).rev().find(is_dense).filter(is_few);
-        let sparse = || (1..=most).rev().filter(is_few).min_by_key(|segments| padding(*segments, FULL_PADDING));
+        let sparse = || (1..=most).rev().filter(is_few).min_by_key(|segments| padding(*segments, FULL_PADDING_WEIGHT));
         let segments = dense.or_else(sparse).unwrap_or(1);
         let of_kind = |(window, layers): (Option<usize>, Vec<usize>)| {
             let group = |layers: &[usize]| CacheGroup { window, layers: layers.to_vec() };
@@ -175,12 +175,12 @@ impl CacheGroups {
         self.layers
     }
 
-    /// The place of an attention layer.
-    pub fn place(&self, layer: usize) -> Option<LayerPlace> {
+    /// Location of a layer's keys and values. `None` if the layer has no keys and values.
+    pub fn location(&self, layer: usize) -> Option<KvLocation> {
         let in_group = |group: &CacheGroup| group.layers.iter().position(|other| *other == layer);
         self.groups.iter().enumerate().find_map(|(index, group)| {
             let (place, of_segment) = (in_group(group)?, self.layers.of(group.window));
-            Some(LayerPlace { group: index, segment: place / of_segment, index: place % of_segment })
+            Some(KvLocation { group: index, segment: place / of_segment, index: place % of_segment })
         })
     }
 
@@ -263,8 +263,8 @@ mod tests {
         for window in [None, Some(32)] {
             let groups = of(&[window; 28]);
             assert_eq!(shape(&groups), (vec![(window, 28)], 28));
-            let last = LayerPlace { group: 0, segment: 27, index: 0 };
-            assert_eq!((groups.place(27), groups.place(28)), (Some(last), None));
+            let last = KvLocation { group: 0, segment: 27, index: 0 };
+            assert_eq!((groups.location(27), groups.location(28)), (Some(last), None));
         }
         assert_eq!(shape(&CacheGroups::default()), (vec![(None, 1)], 1));
         assert_eq!(shape(&of(&[])), (vec![(None, 0)], 1), "a decoder without attention");
@@ -296,14 +296,14 @@ mod tests {
     fn groups_with_full_attention_come_first() {
         let groups = of(&[Some(9), None, Some(9), None]);
         assert_eq!(groups.full(), 1);
-        let place = |layer| groups.place(layer).map(|place| (place.group, place.segment)).expect("a group");
+        let place = |layer| groups.location(layer).map(|place| (place.group, place.segment)).expect("a group");
         assert_eq!([1, 3, 0, 2].map(place), [(0, 0), (0, 1), (1, 0), (1, 1)]);
     }
 
-    /// Gemma 4: the released sizes, and what a block of each has.
+    /// Blocks of the released sizes of Gemma 4.
     #[test]
     fn narrow_layers_share_a_segment() {
-        // One in six layers has full attention (one in five in the smallest).
+        // Every sixth layer has full attention (every fifth in the smallest model).
         let groups = |layers: usize, every: usize, full: usize, windowed: usize| {
             let window = |layer: usize| Some(1024).filter(|_| !(layer + 1).is_multiple_of(every));
             let layers = (0..layers).map(|layer| (layer, window(layer)));
@@ -312,10 +312,10 @@ mod tests {
         let large = groups(60, 6, 4 * 512, 16 * 256);
         assert_eq!(large.segment_layers(), SegmentLayers { full: 2, windowed: 1 });
         assert_eq!((large.count(), large.full(), large.segments()), (11, 1, 5), "no padding");
-        assert_eq!(large.place(5), Some(LayerPlace { group: 0, segment: 0, index: 0 }));
-        assert_eq!(large.place(11), Some(LayerPlace { group: 0, segment: 0, index: 1 }));
-        assert_eq!(large.place(59), Some(LayerPlace { group: 0, segment: 4, index: 1 }));
-        assert_eq!(large.place(6), Some(LayerPlace { group: 2, segment: 0, index: 0 }));
+        assert_eq!(large.location(5), Some(KvLocation { group: 0, segment: 0, index: 0 }));
+        assert_eq!(large.location(11), Some(KvLocation { group: 0, segment: 0, index: 1 }));
+        assert_eq!(large.location(59), Some(KvLocation { group: 0, segment: 4, index: 1 }));
+        assert_eq!(large.location(6), Some(KvLocation { group: 2, segment: 0, index: 0 }));
         let unified = groups(48, 6, 512, 8 * 256);
         assert_eq!(unified.segment_layers(), SegmentLayers { full: 4, windowed: 1 });
         assert_eq!((unified.count(), unified.full(), unified.segments()), (11, 1, 4), "8 of 16 layers are padding");

@@ -25,7 +25,7 @@ pub mod video;
 
 pub use block_table::BlockTable;
 pub use cache_format::CacheFormat;
-pub use cache_groups::{CacheGroup, CacheGroups, LayerPlace, SegmentLayers};
+pub use cache_groups::{CacheGroup, CacheGroups, KvLocation, SegmentLayers};
 pub use encoded_image::{EncodedImage, FileName, ImageLimits, PixelSize};
 pub use further_drafts::FurtherDrafts;
 pub use image_error::ImageError;

@@ -25,15 +25,16 @@ pub struct StepFormat {
     pub groups: usize,
     /// Cache groups with full attention, which precede all other groups.
     pub full_groups: usize,
-    /// Layers in each segment of a block. A layer sees each block of the cache as this many blocks.
+    /// Layers in each segment of a block. A layer divides each cache block into this many layer
+    /// blocks.
     pub segment_layers: SegmentLayers,
     /// Whether some layers have recurrent states.
     pub has_states: bool,
     /// Whether tokens of a picture attend to the later tokens of their picture. A step then never
     /// ends within a picture.
     pub whole_pictures: bool,
-    /// The input token of rows that belong to a picture, in place of the placeholder. It matters to
-    /// models with [embeddings of layers](crate::blocks::layer_embeddings).
+    /// Replaces the placeholder's id as the input token of picture rows. Only [per-layer
+    /// embeddings](crate::blocks::per_layer_embeddings) read it.
     pub picture_input: Option<u32>,
 }
 
@@ -93,9 +94,9 @@ impl StepFormat {
         picture_input: None,
     };
 
-    /// Number of blocks that a layer of `group` sees in each block of the cache. The blocks in the
-    /// arrays of a step, and the slots, are those that the layers of their group see.
-    fn blocks_of_each(&self, group: usize) -> u32 {
+    /// Number of layer blocks per cache block in `group`. Block tables and slots in the arrays of a
+    /// step use the group's layer-block numbers.
+    fn layer_blocks_per_block(&self, group: usize) -> u32 {
         let SegmentLayers { full, windowed } = self.segment_layers;
         (if group < self.full_groups { full } else { windowed }) as u32
     }
@@ -308,9 +309,9 @@ impl StepLayout {
         let slots = &mut words[self.place(StepArray::Slots)];
         slots.fill(NO_SLOT);
         for group in 0..batch.groups {
-            let times = self.format.blocks_of_each(group);
+            let times = self.format.layer_blocks_per_block(group);
             let of_group = slots[group * self.tokens..].iter_mut().zip(&batch.slots[group * rows..][..rows]);
-            of_group.for_each(|(to, slot)| *to = slot_of_layer(*slot, times));
+            of_group.for_each(|(to, slot)| *to = layer_slot(*slot, times));
         }
         let (starts, contexts) = (self.place(StepArray::QueryStarts), self.place(StepArray::ContextLengths));
         let mut used = 0;
@@ -332,7 +333,7 @@ impl StepLayout {
                 let first = (group * self.sequences + row) * self.blocks_max;
                 words.resize(self.place(StepArray::BlockTables).start + first, 0);
                 let table = &batch.block_tables[(group * sequences + sequence) * columns..][..columns];
-                words.extend(table.iter().map(|block| block * self.format.blocks_of_each(group)));
+                words.extend(table.iter().map(|block| block * self.format.layer_blocks_per_block(group)));
             }
         }
     }
@@ -346,11 +347,11 @@ impl StateCounts {
     }
 }
 
-/// The slot that a layer sees, which sees each block of the cache as `times` blocks and has its keys
-/// and values in the first of them.
-fn slot_of_layer(slot: u32, times: u32) -> u32 {
+/// Converts a cache slot to a slot in a layer's own numbering. The layer divides each cache block
+/// into `blocks_per_block` smaller blocks and uses the first of them.
+fn layer_slot(slot: u32, blocks_per_block: u32) -> u32 {
     let block_tokens = BLOCK_TOKENS as u32;
-    slot / block_tokens * times * block_tokens + slot % block_tokens
+    slot / block_tokens * blocks_per_block * block_tokens + slot % block_tokens
 }
 
 /// Rows of a batch that attention treats as one sequence.
@@ -564,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn each_group_sees_blocks_of_its_own_size() {
+    fn block_numbers_are_scaled_per_group() {
         let tables = [vec![1, 2].into(), vec![3, 5].into()];
         let segment_layers = SegmentLayers { full: 4, windowed: 3 };
         let format = StepFormat { groups: 2, segment_layers, ..axes(1) };

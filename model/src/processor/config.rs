@@ -26,9 +26,10 @@ const CROPPING_PROCESSORS: [&str; 3] = ["Gemma3ImageProcessor", "Gemma3ImageProc
 
 /// Values of `image_processor_type` that resize every picture to the largest size within a number of
 /// tokens.
-const ENLARGING_PROCESSORS: [&str; 3] = ["Gemma4ImageProcessor", "Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil"];
+const TOKEN_LIMIT_PROCESSORS: [&str; 3] =
+    ["Gemma4ImageProcessor", "Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil"];
 
-/// Values of `max_soft_tokens` that `ENLARGING_PROCESSORS` accept.
+/// Values of `max_soft_tokens` that `TOKEN_LIMIT_PROCESSORS` accept.
 const SOFT_TOKENS: [u64; 5] = [70, 140, 280, 560, 1120];
 
 /// Processor types that cut pictures into tiles only if `config.json` says so.
@@ -47,8 +48,8 @@ pub(crate) const TILING_KEYS: [(&str, &str); 5] = [
 /// The video processor that makes one tile of each frame.
 const TILING_VIDEO_PROCESSOR: &str = "InternVLVideoProcessor";
 
-/// The video processor that resizes frames like `ENLARGING_PROCESSORS`.
-const ENLARGING_VIDEO_PROCESSOR: &str = "Gemma4VideoProcessor";
+/// The video processor that resizes frames like `TOKEN_LIMIT_PROCESSORS`.
+const TOKEN_LIMIT_VIDEO_PROCESSOR: &str = "Gemma4VideoProcessor";
 
 /// Values of `video_processor_type` whose arithmetic for a frame is that of `KNOWN_PROCESSORS`.
 const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_PROCESSOR];
@@ -199,8 +200,8 @@ impl ImageProcessorConfig {
         if raw.adds_crops() {
             return raw.cropped();
         }
-        if raw.is_one_of(&ENLARGING_PROCESSORS) {
-            return raw.enlarged();
+        if raw.is_one_of(&TOKEN_LIMIT_PROCESSORS) {
+            return raw.within_tokens();
         }
         raw.check_type()?;
         raw.over(ImageProcessorConfig::default())
@@ -222,9 +223,9 @@ impl ImageProcessorConfig {
         if raw.adds_crops() {
             return Ok(raw.cropped()?.of_one_tile());
         }
-        let is_enlarging = raw.video_processor_type.as_deref() == Some(ENLARGING_VIDEO_PROCESSOR);
-        if is_enlarging || raw.video_processor_type.is_none() && raw.is_one_of(&ENLARGING_PROCESSORS) {
-            return raw.enlarged();
+        let is_token_limited = raw.video_processor_type.as_deref() == Some(TOKEN_LIMIT_VIDEO_PROCESSOR);
+        if is_token_limited || raw.video_processor_type.is_none() && raw.is_one_of(&TOKEN_LIMIT_PROCESSORS) {
+            return raw.within_tokens();
         }
         match &raw.video_processor_type {
             Some(found) if !KNOWN_VIDEO_PROCESSORS.contains(&found.as_str()) => {
@@ -501,9 +502,9 @@ impl RawConfig {
     }
 
     /// Applies the settings on top of the defaults of `Gemma4ImageProcessor`. The model itself maps
-    /// levels from 0 to 1 to levels from -1 to 1 (`modeling_gemma4.py`), which the mean and the
-    /// deviation include here.
-    fn enlarged(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
+    /// levels from 0 to 1 to levels from -1 to 1 (`modeling_gemma4.py`), which the returned
+    /// mean and deviation include.
+    fn within_tokens(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
             require(setting, pixels.unwrap_or(0), pixels.is_none(), "null (set `max_soft_tokens` instead)")?;
         }
@@ -564,7 +565,7 @@ impl RawConfig {
             Some(found) if KNOWN_PROCESSORS.contains(&found.as_str()) => Ok(()),
             found => Err(ProcessorError::UnknownProcessor {
                 found: found.cloned().unwrap_or_else(|| "(no image_processor_type)".into()),
-                known: [&KNOWN_PROCESSORS[..], &TILING_PROCESSORS, &CROPPING_PROCESSORS, &ENLARGING_PROCESSORS]
+                known: [&KNOWN_PROCESSORS[..], &TILING_PROCESSORS, &CROPPING_PROCESSORS, &TOKEN_LIMIT_PROCESSORS]
                     .concat()
                     .join(", "),
             }),

@@ -100,7 +100,7 @@ impl Sizing {
 ///
 /// Returns the same numbers as `get_aspect_ratio_preserving_size` in transformers 5.17,
 /// `models/gemma4/image_processing_gemma4.py`, if `pixels_max` is a multiple of the square of
-/// `factor`; other numbers are rounded down to one.
+/// `factor`; other values are first rounded down to such a multiple.
 ///
 /// # Errors
 /// [`ImageError::Empty`]; [`ImageError::NoSize`] if `pixels_max` is below the square of `factor`.
@@ -113,7 +113,7 @@ pub fn largest_size(size: Size, factor: u32, pixels_max: u64) -> Result<Size, Im
     let target = groups * u64::from(factor).pow(2);
     let scale = (target as f64 / size.pixels() as f64).sqrt();
     let fitting = |side: u32| (scale * f64::from(side) / f64::from(factor)).floor() as u64;
-    // A picture so thin that one side would be 0 gets one group across. Its length is not scaled.
+    // If one side would be 0, it gets one group, and the other side as many as the aspect ratio.
     let along = |long: u32, short: u32| u64::from(long / short).min(groups);
     let (across, down) = match (fitting(width), fitting(height)) {
         (0, 0) => return Err(ImageError::NoSize { width, height }),

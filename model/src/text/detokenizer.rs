@@ -15,9 +15,8 @@ const UNFINISHED_MAX: usize = 3;
 /// Turns one reply's tokens into text as they arrive.
 ///
 /// The concatenated pieces equal [`Tokenizer::decode`] of all tokens, except for runs of byte
-/// tokens (`<0xE4>`) that are not valid UTF-8. `decode` turns each byte of such a run into U+FFFD,
-/// and the detokenizer, which cannot take back what it has returned, keeps the valid characters of
-/// the run. A trailing U+FFFD is withheld until it can no longer be the beginning of a character.
+/// tokens (`<0xE4>`) that are not valid UTF-8. `decode` turns each byte of such a run into U+FFFD.
+/// The detokenizer has already returned the valid characters of the run and keeps them. A trailing U+FFFD is withheld until it can no longer be the beginning of a character.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
@@ -55,9 +54,10 @@ impl Detokenizer {
         if self.skip_special_tokens && self.tokenizer.is_special(token) && !self.kept.contains(&token) {
             return Ok(String::new());
         }
-        let byte = self.tokenizer.byte_token(token);
-        // In the window, an ASCII byte stands for each byte token. It decodes to one character
-        // wherever it is, so the text of its neighbors does not depend on the byte.
+        // ASCII bytes are whole characters, so they are decoded like other tokens.
+        let byte = self.tokenizer.byte_token(token).filter(|byte| !byte.value.is_ascii());
+        // The window has an ASCII placeholder in place of any other byte token. The placeholder always
+        // decodes to one character, so an incomplete character cannot change the surrounding text.
         self.window.push(byte.map_or(token, |byte| byte.ascii));
         let text = self.tokenizer.decode(&self.window, false)?;
         let piece = match byte {
@@ -100,8 +100,7 @@ impl Detokenizer {
                     return text;
                 }
                 Err(error) if error.error_len().is_none() => return text,
-                // The bytes before the last one were the beginning of a character, which did not
-                // continue, or the only byte begins no character.
+                // The first byte cannot begin a character with the bytes that follow it.
                 Err(_) => {
                     text.push(char::REPLACEMENT_CHARACTER);
                     self.unfinished.remove(0);

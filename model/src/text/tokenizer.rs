@@ -50,7 +50,7 @@ pub struct AddedToken {
 #[derive(Clone, Copy)]
 pub(super) struct ByteToken {
     pub value: u8,
-    /// The token for the byte of an ASCII letter.
+    /// The id of `<0x41>`, the token for the byte of an ASCII letter.
     pub ascii: u32,
 }
 
@@ -223,6 +223,7 @@ impl Tokenizer {
     /// vocabulary, which are decoded as they are.
     pub(super) fn byte_token(&self, id: u32) -> Option<ByteToken> {
         let spelling = self.shared.spelling.get_or_init(|| self.spelling().ok()).as_ref()?;
+        let Spelling::Plain { bytes: true, .. } = spelling else { return None };
         let value = spelling.byte_of_token(&self.token_of(id)?)?;
         Some(ByteToken { value, ascii: self.id_of("<0x41>")? })
     }

@@ -24,7 +24,7 @@ pub struct WeightCopy {
     pub scale: Option<String>,
     /// Whether the file has each matrix of the tensor with its axes swapped.
     pub swapped: bool,
-    /// The shape of each row of the file, if the matrices with swapped axes are its rows.
+    /// If set, each row of the file is a matrix of this shape whose axes are swapped.
     pub row_matrix: Option<[usize; 2]>,
     /// The type of the blocks, if they are copied as they are. Then `kept` is u8.
     pub blocks: Option<BlockType>,

@@ -164,7 +164,7 @@ impl<'c> WeightMap<'c> {
         self.stacked(&parts, [elements].into(), 1.into(), WeightLayout::default())
     }
 
-    /// Claims the matrix `which` of `[rows, columns]` of a tensor of several such matrices.
+    /// Claims matrix `which` of a `[count, rows, columns]` tensor.
     pub fn matrix_of(
         &mut self,
         name: &str,
@@ -176,7 +176,7 @@ impl<'c> WeightMap<'c> {
         Ok(matrix.into_shape([rows, columns]))
     }
 
-    /// Claims two single numbers `names`, `[2]` f32.
+    /// Claims two scalars as one `[2]` f32 tensor.
     pub fn bounds(&mut self, names: [String; 2]) -> Result<Tensor<'static>, WeightError> {
         let place = WeightLayout { kept: Some(DType::F32), ..WeightLayout::default() };
         self.stacked(&names.map(|name| (name, 1.into())), [2].into(), 1.into(), place)
@@ -191,8 +191,8 @@ impl<'c> WeightMap<'c> {
         self.segment.tensor(to, [elements], dtype)
     }
 
-    /// Claims a projection of patches, `[hidden, values]`. The checkpoint has the channels of each
-    /// pixel side by side, and patches have them one after the other.
+    /// Claims a projection of patches, `[hidden, values]`. The checkpoint interleaves the channels
+    /// of each pixel; patches store each channel contiguously.
     pub fn patch_projection(
         &mut self,
         name: &str,

@@ -113,13 +113,18 @@ fn upload_copy<B: Backend>(
                 upload_tensor(backend, &found, copy, buffers)
             };
         }
-        WeightSource::Random(_, RandomTensor::Ones) => {
+        WeightSource::Random(_, constant @ (RandomTensor::Ones | RandomTensor::Bound { .. })) => {
             let found = DType::BF16;
-            let ones = bf16::ONE.to_ne_bytes().repeat(copy.kept.elements(copy.bytes));
+            let element = match constant {
+                RandomTensor::Bound { is_upper: true } => bf16::MAX,
+                RandomTensor::Bound { is_upper: false } => bf16::MIN,
+                _ => bf16::ONE,
+            };
+            let elements = element.to_ne_bytes().repeat(copy.kept.elements(copy.bytes));
             if copy.kept != found {
-                return upload_rounded(backend, &ones, found, (copy.to, copy.kept), &mut buffers.rounded);
+                return upload_rounded(backend, &elements, found, (copy.to, copy.kept), &mut buffers.rounded);
             }
-            ones
+            elements
         }
         WeightSource::Random(_, RandomTensor::Drawn { seed }) => {
             return match copy.int4 {

@@ -7,7 +7,7 @@
 //! - mixtures of experts in all layers and in some layers;
 //! - hybrids of gated delta nets and attention, with unscaled frequencies and with YaRN;
 //! - Gemma 3, with the keys of the first releases and with the keys that transformers saves;
-//! - Gemma 4 with keys that are values, and with shared keys, wide MLPs and embeddings of layers.
+//! - Gemma 4 with keys that are values, and with shared keys, wide MLPs and per-layer embeddings.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 

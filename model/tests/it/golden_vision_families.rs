@@ -79,9 +79,10 @@ const FOLDERS: [(&str, &[&str]); 11] = [
     (HYBRIDS[1], &["short", "long", "single_image"]),
     // Tokens of a picture attend to its later tokens. A picture has more tokens than the window.
     (GEMMA, &["one_image", "several_images", "two_turns", "pan_and_scan", "pan_and_scan_tall"]),
-    // The same only in layers with a window, which is shorter than a picture.
+    // Picture tokens attend to the whole picture only in sliding-window layers. The window is
+    // shorter than a picture.
     ("tests/golden/gemma4", &["one_image", "several_images", "two_turns"]),
-    // A tower with clipped projections, and embeddings of layers.
+    // A tower with clipped projections, and per-layer embeddings.
     ("tests/golden/gemma4_clipped", &["one_image", "several_images", "two_turns"]),
 ];
 

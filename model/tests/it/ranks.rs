@@ -32,7 +32,7 @@ const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 /// Checkpoints with the maximum number of ranks that divides their heads.
-const FOLDERS: [(&str, usize); 18] = [
+const FOLDERS: [(&str, usize); 19] = [
     (QWEN2, 2),
     ("tests/golden/qwen3", 2),
     ("tests/golden/qwen3_yarn", 2),
@@ -43,6 +43,7 @@ const FOLDERS: [(&str, usize); 18] = [
     ("tests/golden/gemma3_text", 4),
     ("tests/golden/gemma3", 2),
     ("tests/golden/gemma4_text", 2),
+    ("tests/golden/gemma4_sharing", 2),
     (QWEN3_MOE, 2),
     ("tests/golden/qwen3_moe_sparse", 2),
     (QWEN2_5_VL, 2),

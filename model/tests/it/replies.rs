@@ -181,6 +181,16 @@ fn empty_long_or_too_many_stop_strings_are_refused() {
 }
 
 #[test]
+fn a_space_at_the_beginning_is_stripped_also_from_byte_tokens() {
+    for (ids, expected) in
+        [(&[32][..], ""), (&[32, 256], " red"), (&[32, 32, 0xC3, 0xA9], " é"), (&[256, 32, 256], "red  red")]
+    {
+        assert_eq!(in_pieces(&BYTES, ids, true).concat(), expected, "{ids:?}");
+        assert_eq!(BYTES.decode(ids, true).expect("the tokens decode"), expected, "{ids:?}");
+    }
+}
+
+#[test]
 fn a_character_of_byte_tokens_appears_before_the_run_ends() {
     let pieces = in_pieces(&BYTES, &[256, 0xC3, 0xA9, 0xE4, 0xBD, 256, 0xE4], true);
     assert_eq!(pieces, ["red", "", "é", "", "", "\u{fffd}\u{fffd} red", "", "\u{fffd}"]);

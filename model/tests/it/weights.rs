@@ -196,7 +196,7 @@ fn inconsistent_configurations_are_refused_with_both_numbers() {
     let absurd = text("hidden_size", json!(u64::MAX));
     assert_eq!(absurd, format!("config.json: hidden_size is {}; expected from 1 to 1048576", u64::MAX));
     let longrope = text("rope_scaling", json!({ "type": "longrope", "factor": 4.0 }));
-    let supported = "default, linear, dynamic, llama3, yarn, proportional, and mrope for positions of pictures";
+    let supported = "default, linear, dynamic, llama3, yarn, and mrope for positions of pictures";
     assert_eq!(longrope, format!("config.json: rope_scaling.type is longrope; supported: {supported}"));
 
     let vision = |field: &str, value: Value| refused(QWEN2_5_VL, &["vision_config", field], value);

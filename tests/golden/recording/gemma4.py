@@ -13,7 +13,7 @@ from .weights import Weights
 
 # Model class and seed. Each seed gives every greedy step a clear margin (`reference.MARGIN_MIN`).
 CHECKPOINTS = {
-    "gemma4_text": (Gemma4ForCausalLM, 9), "gemma4_sharing": (Gemma4ForCausalLM, 4),
+    "gemma4_text": (Gemma4ForCausalLM, 9), "gemma4_sharing": (Gemma4ForCausalLM, 1),
     "gemma4": (Gemma4ForConditionalGeneration, 1), "gemma4_clipped": (Gemma4ForConditionalGeneration, 1)}  # fmt: skip
 PICTURES = ["gemma4", "gemma4_clipped"]
 # Tokens after the text tokens, by their names in transformers.
@@ -21,7 +21,7 @@ MORE_TOKENS = {
     "boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
     "audio_token": "<|audio|>"}  # fmt: skip
 TEMPLATE = gemma3.PICTURE_TEMPLATE.replace("<start_of_image>", "<|image|>")
-PATCH, POOL, TOKENS = 4, 3, 70  # 70 tokens are the fewest that transformers' processor accepts
+PATCH, POOL, TOKENS = 4, 3, 70  # 70 tokens are the smallest value that transformers' processor accepts
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -30,7 +30,7 @@ def text_settings(name):
     tokens of a picture attend to one another in layers with a window.
 
     `gemma4_sharing` and `gemma4_clipped` are like the released E2B: layers that read keys and values of earlier layers, with
-    a wide MLP, and embeddings of layers."""
+    a wide MLP, and per-layer embeddings."""
     shared = {
         "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2, "dtype": "bfloat16", "enable_moe_block": False,
         "eos_token_id": 1, "final_logit_softcapping": 6.0, "global_head_dim": 64, "head_dim": 32,
@@ -60,7 +60,7 @@ def text_settings(name):
     return shared | {
         "attention_k_eq_v": False, "hidden_size_per_layer_input": 16, "num_global_key_value_heads": None,
         "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL, SLIDING, SLIDING, FULL], "num_hidden_layers": 8,
-        "num_key_value_heads": 1, "num_kv_shared_layers": 3, "use_bidirectional_attention": None,
+        "num_key_value_heads": 2, "num_kv_shared_layers": 3, "use_bidirectional_attention": None,
         "use_double_wide_mlp": True}  # fmt: skip
 
 

@@ -28,14 +28,14 @@ contract! {
         /// Maximum number of position axes. A launch passes the number of element pairs
         /// per axis by value.
         const AXES_MAX: usize = 4;
-        /// Maximum number of heads that are normalized, without values that are copies of keys.
+        /// Maximum number of normalized heads in a row. Value heads that are read from keys do not count.
         const NORMED_HEADS_MAX: usize = 256;
         /// Value of `values`: values are written unchanged.
         const VALUES_UNCHANGED: u32 = 0;
         /// Value of `values`: each head of values is normalized.
         const VALUES_NORMALIZED: u32 = 1;
-        /// Value of `values`: there are no values in a row; each head of keys is normalized and
-        /// written as a head of values.
+        /// Value of `values`: a row has no value heads. Each key head is normalized without its weight
+        /// and without a rotation, and written as a value head.
         const VALUES_OF_KEYS: u32 = 2;
     }
 

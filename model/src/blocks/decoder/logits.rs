@@ -62,8 +62,8 @@ impl Decoder {
         Ok(logits.into_column_range(0..tokens))
     }
 
-    /// Limits the magnitude of logits, if the model does.
+    /// Applies logit softcapping, if the model has it.
     fn cap_logits<B: Backend>(&self, scope: &Scope<'_, B>, logits: &mut Tensor<'_>) -> Result<(), KernelError> {
-        self.config.logit_cap.map_or(Ok(()), |cap| scope.soft_cap(logits, cap))
+        self.config.logit_softcap.map_or(Ok(()), |cap| scope.soft_cap(logits, cap))
     }
 }

@@ -30,6 +30,14 @@ pub fn select_draft_head(decoder: &mut DecoderConfig, checkpoint: &Checkpoint) -
         return Ok(());
     }
     if let Some(config) = checkpoint.draft_model() {
+        // The head's layer would need blocks of other sizes than the layers of its cache group.
+        if decoder.full_attention.is_some() {
+            return Err(ConfigError::DraftModel(Box::new(ConfigError::Unsupported {
+                field: "global_head_dim".to_owned(),
+                value: "set for the decoder".to_owned(),
+                supported: "decoders whose layers all have heads of one size",
+            })));
+        }
         let head = read(config, decoder).map_err(|error| ConfigError::DraftModel(Box::new(error)))?;
         decoder.draft_head = Some(DraftHeadConfig::Eagle3(Box::new(head)));
         return Ok(());

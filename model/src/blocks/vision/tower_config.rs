@@ -63,7 +63,7 @@ impl TowerConfig {
     /// video.
     pub fn input(&self) -> TowerInput {
         let (patch, merge, channels) = (self.patch(), self.merge(), self.in_channels);
-        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }
+        TowerInput { patch, merge, merge_field: "spatial_merge_size", channels, tile: None, counts_whole_videos: false }
     }
 
     /// Refuses sizes out of range, an activation other than `activation`, and heads that cannot be

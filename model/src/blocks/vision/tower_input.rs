@@ -15,6 +15,8 @@ pub struct TowerInput {
     pub patch: PatchSize,
     /// How patches merge into tokens.
     pub merge: MergeSize,
+    /// The name of the field of `vision_config` with the merge size.
+    pub merge_field: &'static str,
     /// Color channels of a pixel.
     pub channels: usize,
     /// Pixels along a side of a tile, if pictures are cut into tiles.
@@ -50,7 +52,7 @@ impl TowerInput {
     fn check_one(&self, what: &str, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {
         let pairs = [
             ("patch_size", self.patch.side, processor.patch_size as usize),
-            ("spatial_merge_size", self.merge.side(), processor.merge_size as usize),
+            (self.merge_field, self.merge.side(), processor.merge_size as usize),
             ("temporal_patch_size", self.patch.frames, processor.temporal_patch_size as usize),
             ("in_channels", self.channels, CHANNELS),
         ];

@@ -44,7 +44,7 @@ pub struct VisionConfig {
     pub positions: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Whether the inputs and outputs of projections are limited.
+    /// Whether the inputs and outputs of projections are clamped.
     pub clips: bool,
     /// Whether pooled patches are standardized.
     pub standardizes: bool,
@@ -81,19 +81,23 @@ impl Config {
         let text = config_keys::part(config, "text_config")?.unwrap_or(&none);
         let mut decoder = DecoderConfig::read("text_config.", text, &gemma4_decoder::defaults(false))?;
         config_keys::refuse_unknown("", config)?;
+        if [config, text].iter().any(|fields| fields.contains_key("tie_word_embeddings")) {
+            decoder.tied_embeddings = config_keys::tied_embeddings(config, text)?;
+        }
         gemma4_decoder::refuse_bidirectional("text_config.", text)?;
         if text.get("use_bidirectional_attention").is_some_and(|value| value == "vision") {
             decoder.picture_mask = PictureMask::WholePictureInWindows;
         }
         let given = config_keys::part(config, "vision_config")?;
         let given = given.ok_or_else(|| {
-            let text = "there is no vision_config; checkpoints without a vision tower are Gemma4ForCausalLM";
+            let text = "vision_config is missing; the architecture of a checkpoint without a vision tower is Gemma4ForCausalLM";
             ConfigError::Contradiction(text.to_owned())
         })?;
         let vision = VisionConfig::read(given, decoder.hidden)?;
         let input = TowerInput {
             patch: vision.patch(),
             merge: vision.merge,
+            merge_field: "pooling_kernel_size",
             channels: 3,
             tile: None,
             counts_whole_videos: false,
@@ -187,14 +191,14 @@ impl Fields {
         let (heads, hidden, head_dim) = (self.num_attention_heads, self.hidden_size, self.head_dim);
         if heads.checked_mul(head_dim) != Some(hidden) || !head_dim.is_multiple_of(4) {
             return Err(ConfigError::Contradiction(format!(
-                "vision_config: {heads} heads of {head_dim} elements do not fill {hidden} elements, or cannot be rotated \
-                 along two axes"
+                "vision_config: num_attention_heads {heads} times head_dim {head_dim} must be hidden_size {hidden}, and \
+                 head_dim must be a multiple of 4"
             )));
         }
         const ACTIVATION: &str = "gelu_pytorch_tanh";
         let kv_heads = self.num_key_value_heads;
         let unsupported: [(&str, String, bool, &'static str); 3] = [
-            ("num_key_value_heads", kv_heads.to_string(), kv_heads == heads, "as many as query heads"),
+            ("num_key_value_heads", kv_heads.to_string(), kv_heads == heads, "the number of query heads"),
             ("hidden_activation", self.hidden_activation.clone(), self.hidden_activation == ACTIVATION, ACTIVATION),
             ("attention_bias", "true".to_owned(), self.attention_bias != Some(true), "false"),
         ];

@@ -11,15 +11,16 @@ use crate::{
     weights::{Linear, WeightError, WeightMap},
 };
 
-/// Projections of the same rows. In some models, the inputs and outputs of each of them are limited.
+/// Projections of the same rows. In some models, the inputs and outputs of each projection are
+/// clamped.
 #[expect(clippy::large_enum_variant, reason = "there are four values per layer, so the size does not matter")]
 enum Projections {
-    /// One matrix with the rows of all of them.
+    /// One matrix with the rows of all projections.
     Fused(Linear),
     Clipped(Vec<Clipped>),
 }
 
-/// A projection with limits `[2]` f32 of its inputs and of its outputs.
+/// A projection whose inputs and outputs are clamped to bounds `[2]` f32.
 struct Clipped {
     linear: Linear,
     inputs: Tensor<'static>,
@@ -73,9 +74,9 @@ impl Projections {
         let mut first = 0;
         for Clipped { linear, inputs, outputs } in parts {
             let scope = scope.scope();
-            let limited = scope.clamp(x, inputs)?;
+            let clamped = scope.clamp(x, inputs)?;
             let mut out = all.column_range_mut(first..first + linear.weight.rows());
-            linear.forward_into(&scope, &limited, &mut out)?;
+            linear.forward_into(&scope, &clamped, &mut out)?;
             scope.clamp_in_place(&mut out, outputs)?;
             first += linear.weight.rows();
         }
@@ -97,37 +98,37 @@ impl Projections {
 
 /// A layer with four norms. Queries and keys are normalized and rotated, values are normalized.
 pub struct TowerLayer {
-    input_norm: Tensor<'static>,    // [hidden]
-    qkv: Projections,               // 3 * hidden
-    qk_norms: [Tensor<'static>; 2], // [head_dim]
-    out: Projections,               // hidden
-    mixed_norm: Tensor<'static>,    // [hidden], of the result of attention
-    mlp_norm: Tensor<'static>,      // [hidden]
-    gate_up: Projections,           // 2 * intermediate
-    down: Projections,              // hidden
-    result_norm: Tensor<'static>,   // [hidden], of the MLP's result
+    input_norm: Tensor<'static>,     // [hidden]
+    qkv: Projections,                // 3 * hidden
+    qk_norms: [Tensor<'static>; 2],  // [head_dim]
+    out: Projections,                // hidden
+    attention_norm: Tensor<'static>, // [hidden], of the result of attention
+    mlp_norm: Tensor<'static>,       // [hidden]
+    gate_up: Projections,            // 2 * intermediate
+    down: Projections,               // hidden
+    mlp_out_norm: Tensor<'static>,   // [hidden], of the MLP's result
     epsilon: f32,
     heads: usize,
 }
 
-/// Weights and arrays that all layers share in a launch.
-pub struct Shared<'a> {
+/// Inputs that all layers share in one encoder batch.
+pub struct LayerInputs<'a> {
     /// The rotation of queries and keys.
     pub rotation: Rotation<'a>,
-    /// Frequencies of 0, with which values are normalized without a rotation.
-    pub no_rope: &'a Rope<'a>,
+    /// All frequencies are 0, so the rotary kernel normalizes values without rotating them.
+    pub zero_rope: &'a Rope<'a>,
     /// `[head_dim]`: the weight of a norm that only divides by the root mean square, with an offset
     /// of 1.
     pub zeros: &'a Tensor<'a>,
     /// The patches of each picture.
-    pub seen: &'a PackedSequences<'a>,
+    pub sequences: &'a PackedSequences<'a>,
 }
 
-/// The order in which the elements of a head of `head_dim` elements are stored. The released order
-/// has the two elements of each pair that is rotated by the column, a quarter of a head apart,
-/// followed by those that are rotated by the row. Operations rotate pairs half a head apart, first
-/// those of the row.
-fn order(head_dim: usize) -> [usize; 4] {
+/// Starts of the four quarters of a head in the checkpoint, in the order in which they are stored
+/// here. In the checkpoint, quarters 0 and 1 have the pairs that are rotated by the column, and
+/// quarters 2 and 3 the pairs that are rotated by the row. The rotary kernel pairs elements half a
+/// head apart and expects the row's pairs first.
+fn quarter_starts(head_dim: usize) -> [usize; 4] {
     let quarter = head_dim / 4;
     [2, 0, 3, 1].map(|part| part * quarter)
 }
@@ -139,7 +140,7 @@ fn reordered(heads: usize, head_dim: usize) -> Vec<RankShard> {
         count: head_dim / 4,
         whole: heads * head_dim,
     };
-    (0..heads).flat_map(|head| order(head_dim).map(|first| range(head, first))).collect()
+    (0..heads).flat_map(|head| quarter_starts(head_dim).map(|first| range(head, first))).collect()
 }
 
 impl TowerLayer {
@@ -149,25 +150,26 @@ impl TowerLayer {
         let VisionConfig { hidden, intermediate, heads, norm_epsilon: epsilon, .. } = *config;
         let head_dim = config.head_dim();
         let mut norm = |part: &str| map.tensor(&name(&format!("{part}_layernorm.weight")), [hidden]);
-        let [input_norm, mixed_norm, mlp_norm, result_norm] =
+        let [input_norm, attention_norm, mlp_norm, mlp_out_norm] =
             [norm("input")?, norm("post_attention")?, norm("pre_feedforward")?, norm("post_feedforward")?];
         let head_ranges = reordered(1, head_dim);
         let mut head_norm = |part: &str| map.vector_of_parts(&name(part), &head_ranges);
         let qk_norms = [head_norm("self_attn.q_norm.weight")?, head_norm("self_attn.k_norm.weight")?];
         let all = |part: &str, rows: usize| (name(part), vec![RankShard::all(rows)]);
-        let turned = |part: &str| (name(part), reordered(heads, head_dim));
-        let qkv = [turned("self_attn.q_proj"), turned("self_attn.k_proj"), all("self_attn.v_proj", hidden)];
+        let reordered_rows = |part: &str| (name(part), reordered(heads, head_dim));
+        let qkv =
+            [reordered_rows("self_attn.q_proj"), reordered_rows("self_attn.k_proj"), all("self_attn.v_proj", hidden)];
         let gate_up = [all("mlp.gate_proj", intermediate), all("mlp.up_proj", intermediate)];
         Ok(TowerLayer {
             input_norm,
             qkv: Projections::claim(map, config, &qkv, hidden)?,
             qk_norms,
             out: Projections::claim(map, config, &[all("self_attn.o_proj", hidden)], hidden)?,
-            mixed_norm,
+            attention_norm,
             mlp_norm,
             gate_up: Projections::claim(map, config, &gate_up, hidden)?,
             down: Projections::claim(map, config, &[all("mlp.down_proj", hidden)], intermediate)?,
-            result_norm,
+            mlp_out_norm,
             epsilon,
             heads,
         })
@@ -177,7 +179,7 @@ impl TowerLayer {
     pub fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        shared: &Shared<'_>,
+        shared: &LayerInputs<'_>,
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let width = hidden.columns();
@@ -188,12 +190,12 @@ impl TowerLayer {
             let Rotation { rope, positions } = shared.rotation;
             let values = RmsNorm { weight: shared.zeros, weight_offset: 1.0, epsilon: self.epsilon };
             let [queries, keys] = self.qk_norms.each_ref().map(|weight| self.norm(weight));
-            for (part, norm, rope) in [(0, queries, rope), (1, keys, rope), (2, values, shared.no_rope)] {
+            for (part, norm, rope) in [(0, queries, rope), (1, keys, rope), (2, values, shared.zero_rope)] {
                 let mut heads = qkv.column_range_mut(part * width..(part + 1) * width);
                 scope.rotary(&mut heads, self.heads, Some(norm), positions, rope)?;
             }
-            let attended = scope.attention_packed_scaled(&qkv, self.heads, shared.seen, 1.0)?;
-            self.out.forward_norm_add(&scope, &attended, self.norm(&self.mixed_norm), hidden)?;
+            let attended = scope.attention_packed_scaled(&qkv, self.heads, shared.sequences, 1.0)?;
+            self.out.forward_norm_add(&scope, &attended, self.norm(&self.attention_norm), hidden)?;
         }
         let scope = scope.scope();
         let normed = scope.rms_norm(hidden, self.norm(&self.mlp_norm))?;
@@ -201,7 +203,7 @@ impl TowerLayer {
         let half = gate_up.columns() / 2;
         let (gate, up) = (gate_up.column_range(0..half), gate_up.column_range(half..2 * half));
         let gated = scope.gate_mul(&gate, &up, GateActivation::GeluTanh)?;
-        self.down.forward_norm_add(&scope, &gated, self.norm(&self.result_norm), hidden)
+        self.down.forward_norm_add(&scope, &gated, self.norm(&self.mlp_out_norm), hidden)
     }
 
     fn norm<'w>(&self, weight: &'w Tensor<'w>) -> RmsNorm<'w> {

@@ -1,6 +1,6 @@
 //! Gemma 4 with pictures: a vision transformer, whose patches are pooled to tokens, and a decoder.
-//! In the larger models, the tokens of a picture attend to one another in layers with a window.
-//! Sound and videos are not supported.
+//! In the larger models, picture tokens attend to the whole picture in sliding-window layers. Audio
+//! and videos are not supported.
 
 mod config;
 mod layer;

@@ -1,8 +1,9 @@
 //! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers of the decoders are from `config.json` of google/gemma-4-*-it on huggingface.co. The
-//! tower of the small models has the defaults of transformers 5.17. The tower of the 31B has the
-//! published number of parameters (550 million) and the sizes of Gemma 3's tower.
+//! The numbers of the decoders are from `config.json` of google/gemma-4-*-it on huggingface.co, as
+//! are `use_clipped_linears` and `standardize`. The sizes of the small models' tower are the defaults
+//! of transformers 5.17. The tower of the 31B has the published number of parameters (550 million)
+//! and the sizes of Gemma 3's tower.
 
 use serde_json::{Value, json};
 
@@ -35,7 +36,7 @@ pub struct Shape {
     text: Gemma4Shape,
     vision: VisionShape,
     /// Whether the tokens of a picture attend to one another.
-    sees_pictures: bool,
+    has_picture_mask: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -44,10 +45,16 @@ struct VisionShape {
     hidden: usize,
     intermediate: usize,
     heads: usize,
+    /// Whether the inputs and outputs of projections are clamped.
+    clips: bool,
+    /// Whether pooled patches are standardized.
+    standardizes: bool,
 }
 
-const SMALL: VisionShape = VisionShape { layers: 16, hidden: 768, intermediate: 3072, heads: 12 };
-const LARGE: VisionShape = VisionShape { layers: 27, hidden: 1152, intermediate: 4304, heads: 16 };
+const SMALL: VisionShape =
+    VisionShape { layers: 16, hidden: 768, intermediate: 3072, heads: 12, clips: true, standardizes: false };
+const LARGE: VisionShape =
+    VisionShape { layers: 27, hidden: 1152, intermediate: 4304, heads: 16, clips: false, standardizes: true };
 
 pub const SHAPES: [Shape; 4] = [
     Shape {
@@ -59,7 +66,7 @@ pub const SHAPES: [Shape; 4] = [
             ..released("gemma-4-e2b", TEXT, [1536, 6144, 35, 8, 1], 512, 131_072)
         },
         vision: SMALL,
-        sees_pictures: false,
+        has_picture_mask: false,
     },
     Shape {
         text: Gemma4Shape {
@@ -68,7 +75,7 @@ pub const SHAPES: [Shape; 4] = [
             ..released("gemma-4-e4b", TEXT, [2560, 10_240, 42, 8, 2], 512, 131_072)
         },
         vision: SMALL,
-        sees_pictures: false,
+        has_picture_mask: false,
     },
     Shape {
         text: Gemma4Shape {
@@ -76,7 +83,7 @@ pub const SHAPES: [Shape; 4] = [
             ..released("gemma-4-31b", TEXT, [5376, 21_504, 60, 32, 16], 1024, 262_144)
         },
         vision: LARGE,
-        sees_pictures: true,
+        has_picture_mask: true,
     },
     // Not a released model. It is small enough for a test on any machine.
     Shape {
@@ -93,8 +100,8 @@ pub const SHAPES: [Shape; 4] = [
             layer_embedding: 32,
             ..released("gemma-4-tiny-vl", TEXT, [96, 256, 4, 4, 2], 40, 4096)
         },
-        vision: VisionShape { layers: 2, hidden: 64, intermediate: 96, heads: 2 },
-        sees_pictures: true,
+        vision: VisionShape { layers: 2, hidden: 64, intermediate: 96, heads: 2, clips: true, standardizes: true },
+        has_picture_mask: true,
     },
 ];
 
@@ -108,8 +115,8 @@ impl ReleasedShape for Shape {
     }
 
     fn config(&self) -> Value {
-        let (Shape { text, vision, sees_pictures }, mut of_text) = (self, self.text.config());
-        if *sees_pictures {
+        let (Shape { text, vision, has_picture_mask }, mut of_text) = (self, self.text.config());
+        if *has_picture_mask {
             of_text["use_bidirectional_attention"] = "vision".into();
         }
         let id = |token| text.decoder.id(token);
@@ -131,6 +138,8 @@ impl ReleasedShape for Shape {
                 "num_attention_heads": vision.heads,
                 "num_key_value_heads": vision.heads,
                 "head_dim": vision.hidden / vision.heads,
+                "use_clipped_linears": vision.clips,
+                "standardize": vision.standardizes,
             },
         })
     }

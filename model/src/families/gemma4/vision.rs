@@ -10,7 +10,7 @@ use bursar_kernels::{
 
 use super::{
     config::{Config, VisionConfig},
-    layer::{Shared, TowerLayer},
+    layer::{LayerInputs, TowerLayer},
 };
 use crate::{
     Depth,
@@ -33,15 +33,15 @@ pub struct VisionTower {
     rows: Weight<'static>,    // [positions, hidden]
     layers: Vec<TowerLayer>,
     rope: Rope<'static>,
-    no_rope: Rope<'static>,
+    zero_rope: Rope<'static>,
     zeros: Tensor<'static>, // [head_dim]
-    standard: Option<Standard>,
+    standardization: Option<Standardization>,
     pooled_zeros: Tensor<'static>, // [hidden]
     projection: Weight<'static>,   // [out, hidden]
 }
 
-/// Recorded mean and factor of pooled patches, `[hidden]` f32.
-struct Standard {
+/// Shift and scale of pooled patches from the checkpoint, `[hidden]` f32.
+struct Standardization {
     shift: Tensor<'static>,
     scale: Tensor<'static>,
 }
@@ -51,7 +51,7 @@ impl Tower<Config> for VisionTower {
 
     fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
         let vision = VisionTower::claim(config.vision, map)?;
-        // The encoder of sound is not used.
+        // The audio encoder is not used.
         ["model.audio_tower", "model.embed_audio"].iter().for_each(|module| map.leave_unread(module));
         Ok((vision, Decoder::claim(config.decoder, "model.language_model", map)?))
     }
@@ -69,21 +69,22 @@ impl Tower<Config> for VisionTower {
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
         let cache_rows = batch.cache_rows(&scope)?;
-        let seen = batch.frames(&scope)?;
+        let sequences = batch.frames(&scope)?;
         let places = batch.places(&scope)?;
         let mut hidden = self.embed(&scope, batch, &places)?; // [patches, hidden]
         let positions = places.positions();
         let rotation = Rotation { rope: &self.rope, positions: &positions };
-        let shared = Shared { rotation, no_rope: &self.no_rope, zeros: &self.zeros, seen: &seen };
+        let shared = LayerInputs { rotation, zero_rope: &self.zero_rope, zeros: &self.zeros, sequences: &sequences };
         for layer in &self.layers[..depth.of(self.layers.len())] {
             layer.forward(&scope, &shared, &mut hidden)?;
         }
         // The patches of a token are consecutive rows.
         let mut pooled = scope.mean_rows(&hidden, self.config.merge.patches_per_token())?; // [tokens, hidden]
         let (width, mut epsilon) = (self.config.hidden as f32, self.config.norm_epsilon);
-        match &self.standard {
-            Some(Standard { shift, scale }) => scope.standardize(&mut pooled, width.sqrt(), shift, scale)?,
-            // The reference multiplies by the root of the width, which the norm undoes.
+        match &self.standardization {
+            Some(Standardization { shift, scale }) => scope.standardize(&mut pooled, width.sqrt(), shift, scale)?,
+            // The reference multiplies by `sqrt(width)`. The norm cancels that factor if epsilon is
+            // divided by `width`.
             None => epsilon /= width,
         }
         let norm = RmsNorm { weight: &self.pooled_zeros, weight_offset: 1.0, epsilon };
@@ -106,9 +107,9 @@ impl VisionTower {
         let (columns, rows) = (axis(0)?, axis(1)?);
         let layer = |index| TowerLayer::claim(map, &config, &part(&format!("encoder.layers.{index}")));
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
-        let standard = if config.standardizes {
+        let standardization = if config.standardizes {
             let shift = map.tensor_f32(&part("std_bias"), hidden)?;
-            Some(Standard { shift, scale: map.tensor_f32(&part("std_scale"), hidden)? })
+            Some(Standardization { shift, scale: map.tensor_f32(&part("std_scale"), hidden)? })
         } else {
             None
         };
@@ -119,7 +120,7 @@ impl VisionTower {
             frequencies: map.constant(&[of_axis.clone(), of_axis.clone()].concat()),
             axes: PairAxes::Sections(vec![of_axis.len(); 2]),
         };
-        let no_rope = Rope {
+        let zero_rope = Rope {
             frequencies: map.constant(&vec![0.0; head_dim / 2]),
             axes: PairAxes::Sections(vec![of_axis.len(); 2]),
         };
@@ -129,9 +130,9 @@ impl VisionTower {
             rows: Weight::plain(rows),
             layers,
             rope,
-            no_rope,
+            zero_rope,
             zeros: map.zeros(head_dim),
-            standard,
+            standardization,
             pooled_zeros: map.zeros(hidden),
             projection: Weight::plain(projection),
             config,

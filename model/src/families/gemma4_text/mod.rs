@@ -27,7 +27,8 @@ impl Settings for Config {
         ("Gemma4UnifiedForCausalLM", UNIFIED[1]),
     ];
 
-    const UNREAD: &'static [&'static str] = &["model.vision_embedder", "model.embed_vision", "model.embed_audio"];
+    const UNUSED_MODULES: &'static [&'static str] =
+        &["model.vision_embedder", "model.embed_vision", "model.embed_audio"];
 
     type Shape = Gemma4Shape;
 

@@ -341,7 +341,14 @@ impl VisionConfig {
     /// Refuses processors whose patches or tiles differ from the input of the tower.
     fn check_processors(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
         let (patch, merge, tile) = (self.patch(), self.merge, Some(self.image_size));
-        let input = TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false };
+        let input = TowerInput {
+            patch,
+            merge,
+            merge_field: "spatial_merge_size",
+            channels: 3,
+            tile,
+            counts_whole_videos: false,
+        };
         input.check(checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint).as_ref())
     }
 }

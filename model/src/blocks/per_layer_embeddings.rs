@@ -1,5 +1,6 @@
-//! Embeddings of layers: each layer adds a projection of a row that depends on the token and on its
-//! embedding to the residual stream (Gemma 3n and Gemma 4, "per-layer embeddings").
+//! Per-layer embeddings (Gemma 3n, Gemma 4): before the first layer, each token gets one row per
+//! layer, computed from its id and its embedding. Each layer adds a gated projection of its row to
+//! the residual stream.
 
 use std::ops::Range;
 
@@ -21,37 +22,45 @@ use crate::weights::{Linear, WeightError, WeightMap};
 const SUM_FACTOR: f32 = std::f32::consts::FRAC_1_SQRT_2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerEmbeddingsConfig {
+pub struct PerLayerEmbeddingsConfig {
     /// Rows of the table.
     pub vocabulary: usize,
     /// Elements of a token's row for one layer.
     pub width: usize,
-    /// The token whose row the tokens of pictures have.
+    /// Picture tokens use this token's row of the table.
     pub picture_token: u32,
 }
 
 #[derive(Deserialize)]
 struct Fields {
+    vocab_size: usize,
     vocab_size_per_layer_input: usize,
     hidden_size_per_layer_input: Option<usize>,
     pad_token_id: Option<u32>,
 }
 
-impl LayerEmbeddingsConfig {
-    /// Reads the settings. `fields` must have all keys, possibly from the defaults. `None` if the
-    /// width is null or 0.
-    pub fn read(fields: &Map<String, Value>) -> Result<Option<Self>, ConfigError> {
+impl PerLayerEmbeddingsConfig {
+    /// Reads the settings. `fields` must have all keys except `pad_token_id`, possibly from the
+    /// defaults. `None` if the width is null or 0.
+    pub fn read(place: &str, fields: &Map<String, Value>) -> Result<Option<Self>, ConfigError> {
         let fields = Fields::deserialize(fields)?;
         let Some(width) = fields.hidden_size_per_layer_input.filter(|width| *width > 0) else { return Ok(None) };
         ConfigError::check_size("hidden_size_per_layer_input", width, WIDTH_MAX)?;
         ConfigError::check_size("vocab_size_per_layer_input", fields.vocab_size_per_layer_input, 1 << 24)?;
         let (vocabulary, picture_token) = (fields.vocab_size_per_layer_input, fields.pad_token_id.unwrap_or(0));
-        Ok(Some(LayerEmbeddingsConfig { vocabulary, width, picture_token }))
+        if vocabulary < fields.vocab_size || picture_token as usize >= vocabulary {
+            return Err(ConfigError::Contradiction(format!(
+                "{place}vocab_size_per_layer_input is {vocabulary}; expected at least vocab_size ({}), and more than \
+                 pad_token_id ({picture_token})",
+                fields.vocab_size
+            )));
+        }
+        Ok(Some(PerLayerEmbeddingsConfig { vocabulary, width, picture_token }))
     }
 }
 
-/// The weights that compute the rows of all layers before the first layer runs.
-pub struct LayerEmbeddings {
+/// The weights that compute the rows of all layers.
+pub struct PerLayerEmbeddings {
     /// `[own tokens, layers * width]`
     pub table: Weight<'static>,
     /// The tokens of this rank's rows of `table`.
@@ -61,24 +70,25 @@ pub struct LayerEmbeddings {
     norm: Tensor<'static>,       // [width]
     sum_factor: Tensor<'static>, // [1] f32
     width: usize,
-    /// Epsilon of the norm, for the projection before it is divided by the root of its inputs.
+    /// The norm's epsilon times `hidden`. The reference divides the projection by `sqrt(hidden)`,
+    /// which this code omits.
     epsilon: f32,
 }
 
-impl LayerEmbeddings {
+impl PerLayerEmbeddings {
     /// Claims the weights under `prefix`.
     pub fn claim(
         map: &mut WeightMap<'_>,
         prefix: &str,
         config: &DecoderConfig,
-        settings: LayerEmbeddingsConfig,
+        settings: PerLayerEmbeddingsConfig,
         share: &DecoderShare,
     ) -> Result<Self, WeightError> {
-        let LayerEmbeddingsConfig { vocabulary, width, .. } = settings;
+        let PerLayerEmbeddingsConfig { vocabulary, width, .. } = settings;
         let name = |part: &str| format!("{prefix}.{part}");
         let columns = config.layers * width;
         let tokens = share.rank.share_rounded_up(vocabulary);
-        Ok(LayerEmbeddings {
+        Ok(PerLayerEmbeddings {
             table: map.table(&name("embed_tokens_per_layer.weight"), tokens, columns)?,
             tokens,
             projection: map.linear(&name("per_layer_model_projection"), columns, config.hidden, false)?,
@@ -106,23 +116,23 @@ impl LayerEmbeddings {
         let projected = self.projection.forward(&scope, embedded)?;
         let tokens = rows.rows();
         let each = [tokens * rows.columns() / self.width, self.width];
-        // The projection is divided by the root of its inputs. The norm undoes this division, and
-        // the epsilon accounts for it.
+        // The reference divides the projection by `sqrt(hidden)`. The norm cancels that factor,
+        // except in epsilon, which is scaled instead.
         let norm = RmsNorm { weight: &self.norm, weight_offset: 0.0, epsilon: self.epsilon };
         let mut sums = rows.row_range_mut(0..tokens).into_shape(each);
         scope.rms_norm_add(&projected.into_shape(each), norm, Some(&self.sum_factor), &mut sums)
     }
 }
 
-/// The weights with which a layer adds its row to the residual stream.
-pub struct LayerEmbedding {
+/// The weights of one layer.
+pub struct PerLayerInput {
     gate: Linear,          // [width, hidden]
     out: Linear,           // [hidden, width]
     norm: Tensor<'static>, // [hidden]
     activation: GateActivation,
 }
 
-impl LayerEmbedding {
+impl PerLayerInput {
     /// Claims the weights of the layer under `prefix`.
     pub fn claim(
         map: &mut WeightMap<'_>,
@@ -131,7 +141,7 @@ impl LayerEmbedding {
         width: usize,
     ) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
-        Ok(LayerEmbedding {
+        Ok(PerLayerInput {
             gate: map.linear(&name("per_layer_input_gate"), width, config.hidden, false)?,
             out: map.linear(&name("per_layer_projection"), config.hidden, width, false)?,
             norm: map.tensor(&name("post_per_layer_input_norm.weight"), [config.hidden])?,
@@ -139,7 +149,7 @@ impl LayerEmbedding {
         })
     }
 
-    /// The columns of layer `index` in the rows of [`LayerEmbeddings`].
+    /// The columns of layer `index` in the rows of [`PerLayerEmbeddings`].
     pub fn columns(&self, index: usize) -> Range<usize> {
         let width = self.gate.weight.rows();
         index * width..(index + 1) * width

@@ -1,6 +1,6 @@
-//! Sizes of attention that differ between the layers of a decoder: full attention with wider heads
-//! than attention with a window, and layers that read the keys and values of earlier layers (Gemma
-//! 4).
+//! Sizes of keys and values that differ between the layers of a decoder (Gemma 4): full attention
+//! with wider heads than sliding-window attention, and layers that read the keys and values of
+//! earlier layers.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ use super::{
 
 /// The heads of keys and values of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionSizes {
+pub struct KvSizes {
     pub kv_heads: usize,
     pub head_dim: usize,
     /// Whether the layer has no projection of values: the values are the keys before their norm and
@@ -20,7 +20,7 @@ pub struct AttentionSizes {
     pub keys_are_values: bool,
 }
 
-/// How the layers with full attention differ from the layers with a window.
+/// How full-attention layers differ from sliding-window layers.
 #[derive(Deserialize)]
 struct Fields {
     num_attention_heads: usize,
@@ -40,14 +40,14 @@ struct LayerFields {
     num_key_value_heads: Option<usize>,
 }
 
-impl AttentionSizes {
+impl KvSizes {
     /// Reads the sizes of the layers with full attention (transformers 5.17, `Gemma4TextConfig`).
     /// `is_windowed` is true for each layer with a window. `fields` must have all keys except
     /// `per_layer_config` and `num_global_key_value_heads`, possibly from the defaults.
     pub fn read_full(place: &str, fields: &Map<String, Value>, is_windowed: &[bool]) -> Result<Self, ConfigError> {
         let fields = Fields::deserialize(fields)?;
         let global_heads = fields.num_global_key_value_heads.filter(|_| fields.attention_k_eq_v);
-        let mut sizes = AttentionSizes {
+        let mut sizes = KvSizes {
             kv_heads: global_heads.unwrap_or(fields.num_key_value_heads),
             head_dim: fields.global_head_dim,
             keys_are_values: fields.attention_k_eq_v,
@@ -60,7 +60,7 @@ impl AttentionSizes {
         }
         ConfigError::check_size("global_head_dim", sizes.head_dim, HEAD_MAX)?;
         ConfigError::check_size("num_global_key_value_heads", sizes.kv_heads, HEAD_MAX)?;
-        let AttentionSizes { kv_heads, head_dim, .. } = sizes;
+        let KvSizes { kv_heads, head_dim, .. } = sizes;
         if !fields.num_attention_heads.is_multiple_of(kv_heads) {
             let text = format!(
                 "{} query heads cannot be divided among {kv_heads} key heads of full attention",
@@ -77,7 +77,7 @@ impl AttentionSizes {
 }
 
 /// The settings of the layers with full attention in `per_layer_config`, which has an entry for each
-/// such layer. Its keys are layer numbers, which transformers fills up with zeros to equal lengths.
+/// such layer. Its keys are layer numbers, which transformers pads with leading zeros.
 fn full_of_list(field: &str, listed: &Map<String, Value>, is_windowed: &[bool]) -> Result<LayerFields, ConfigError> {
     let mut layers: Vec<_> = listed.keys().filter_map(|key| key.parse::<usize>().ok()).collect();
     layers.sort_unstable();
@@ -86,14 +86,15 @@ fn full_of_list(field: &str, listed: &Map<String, Value>, is_windowed: &[bool]) 
     match first.filter(|_| is_each_full) {
         Some(first) => Ok(LayerFields::deserialize(first)?),
         None => {
-            let text = format!("{field} must have an entry for each layer with full attention, all of them equal");
+            let text =
+                format!("{field} must have one entry per layer with full attention, and all entries must be equal");
             Err(ConfigError::Contradiction(text))
         }
     }
 }
 
-/// Reads the number of layers that have keys and values of their own. The layers after them read
-/// those of the last of them that has the same kind of attention.
+/// Reads the number of leading layers that compute keys and values. Each later layer reads the keys
+/// and values of the last such layer with the same attention type: sliding-window or full.
 pub fn read_own_layers(place: &str, fields: &Map<String, Value>, is_windowed: &[bool]) -> Result<usize, ConfigError> {
     let (shared, layers) = (Fields::deserialize(fields)?.num_kv_shared_layers, is_windowed.len());
     let own = layers.saturating_sub(shared);
@@ -102,17 +103,21 @@ pub fn read_own_layers(place: &str, fields: &Map<String, Value>, is_windowed: &[
         return Ok(own);
     }
     Err(ConfigError::Contradiction(format!(
-        "{place}num_kv_shared_layers is {shared} of {layers} layers; expected at least one earlier layer of each kind \
-         of attention"
+        "{place}num_kv_shared_layers is {shared} of {layers} layers; the other layers must include each attention \
+         type that these layers have"
     )))
 }
 
 impl DecoderConfig {
-    /// The heads of keys and values of a layer. The layer of a draft head has the same sizes as
-    /// layers with a window.
-    pub fn attention(&self, layer: usize) -> AttentionSizes {
-        let usual = AttentionSizes { kv_heads: self.kv_heads, head_dim: self.head_dim, keys_are_values: false };
-        self.full_attention.filter(|_| layer < self.layers && self.window(layer).is_none()).unwrap_or(usual)
+    /// The heads of keys and values of a layer.
+    pub fn attention(&self, layer: usize) -> KvSizes {
+        let usual = KvSizes { kv_heads: self.kv_heads, head_dim: self.head_dim, keys_are_values: false };
+        self.full_attention.filter(|_| self.has_full_sizes(layer)).unwrap_or(usual)
+    }
+
+    /// Whether a layer has the sizes of [`full_attention`](Self::full_attention).
+    pub fn has_full_sizes(&self, layer: usize) -> bool {
+        self.full_attention.is_some() && self.window(layer).is_none()
     }
 
     /// The layer whose keys and values a layer reads: usually the layer itself.
