@@ -190,7 +190,7 @@ pub trait Backend {
     fn clamp(&self, call: calls::Clamp<'_>) -> Result<(), KernelError>;
     /// Shifts and scales columns.
     fn standardize(&self, call: calls::Standardize<'_>) -> Result<(), KernelError>;
-    /// Applies logit softcapping.
+    /// Replaces each `x` by `cap * tanh(x / cap)`, in place.
     fn soft_cap(&self, call: calls::SoftCap<'_>) -> Result<(), KernelError>;
     /// Computes means of consecutive rows.
     fn mean_rows(&self, call: calls::MeanRows<'_>) -> Result<(), KernelError>;

@@ -181,9 +181,9 @@ const NUMBERS: [(&str, &str, &str, &str); 22] = [
     ("kernels/KERNELS.md", "65,536 multiply-adds", "kernels/src/cpu/threads.rs", "COST_PER_THREAD: usize = 1 << 16;"),
     (
         "kernels/KERNELS.md",
-        "heads of 32, 64, 80, 128 and 256 elements",
+        "heads of 32, 64, 80, 128, 256 and 512 elements",
         "kernels/src/cuda/contract/sizes.rs",
-        "[32, 64, 80, 128, 256]",
+        "[32, 64, 80, 128, 256, 512]",
     ),
     ("kernels/KERNELS.md", "also supports 72", "kernels/src/cuda/contract/sizes.rs", "[32, 64, 72, 80, 128]"),
     ("kernels/KERNELS.md", "PTX 8.4", "kernels/cuda/compile.py", "PTX_VERSION = \"8.4\""),

@@ -14,7 +14,7 @@ use super::{
     gated_delta_net::GatedDeltaConfig,
     kv_sizes::{self, KvSizes},
     mixture::MixtureConfig,
-    per_layer_embeddings::PerLayerEmbeddingsConfig,
+    per_layer_embeddings_config::PerLayerEmbeddingsConfig,
     rope_config::RopeConfig,
     rope_scaling::RopeScaling,
     sliding_window::{SlidingWindow, WindowRule, check_layer_types},
@@ -372,6 +372,27 @@ impl DecoderConfig {
     /// attends to the whole context.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.sliding.as_ref().filter(|sliding| sliding.has(layer)).map(|sliding| sliding.tokens)
+    }
+
+    /// The heads of keys and values of a layer.
+    pub fn attention(&self, layer: usize) -> KvSizes {
+        let usual = KvSizes { kv_heads: self.kv_heads, head_dim: self.head_dim, keys_are_values: false };
+        self.full_attention.filter(|_| self.has_full_sizes(layer)).unwrap_or(usual)
+    }
+
+    /// Whether a layer has the sizes of [`full_attention`](Self::full_attention).
+    pub fn has_full_sizes(&self, layer: usize) -> bool {
+        self.full_attention.is_some() && self.window(layer).is_none()
+    }
+
+    /// The layer whose keys and values a layer reads: usually the layer itself.
+    pub fn kv_source(&self, layer: usize) -> usize {
+        let own = self.own_kv_layers;
+        if !(own..self.layers).contains(&layer) {
+            return layer;
+        }
+        let is_same = |earlier: &usize| self.window(*earlier) == self.window(layer);
+        (0..own).rev().find(is_same).expect("an earlier layer has the same kind of attention")
     }
 
     /// Removes the window if it is not shorter than the longest sequence, `tokens`, because it

@@ -5,10 +5,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{
-    config_error::{ConfigError, HEAD_MAX},
-    decoder_config::DecoderConfig,
-};
+use super::config_error::{ConfigError, HEAD_MAX};
 
 /// The heads of keys and values of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,27 +103,4 @@ pub fn read_own_layers(place: &str, fields: &Map<String, Value>, is_windowed: &[
         "{place}num_kv_shared_layers is {shared} of {layers} layers; the other layers must include each attention \
          type that these layers have"
     )))
-}
-
-impl DecoderConfig {
-    /// The heads of keys and values of a layer.
-    pub fn attention(&self, layer: usize) -> KvSizes {
-        let usual = KvSizes { kv_heads: self.kv_heads, head_dim: self.head_dim, keys_are_values: false };
-        self.full_attention.filter(|_| self.has_full_sizes(layer)).unwrap_or(usual)
-    }
-
-    /// Whether a layer has the sizes of [`full_attention`](Self::full_attention).
-    pub fn has_full_sizes(&self, layer: usize) -> bool {
-        self.full_attention.is_some() && self.window(layer).is_none()
-    }
-
-    /// The layer whose keys and values a layer reads: usually the layer itself.
-    pub fn kv_source(&self, layer: usize) -> usize {
-        let own = self.own_kv_layers;
-        if !(own..self.layers).contains(&layer) {
-            return layer;
-        }
-        let is_same = |earlier: &usize| self.window(*earlier) == self.window(layer);
-        (0..own).rev().find(is_same).expect("an earlier layer has the same kind of attention")
-    }
 }

@@ -21,6 +21,7 @@ pub mod mixture;
 pub mod norm;
 pub mod paged_attention;
 pub mod per_layer_embeddings;
+pub mod per_layer_embeddings_config;
 pub mod rope_config;
 pub mod rope_scaling;
 mod sliding_window;

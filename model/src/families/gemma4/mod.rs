@@ -10,7 +10,7 @@ mod vision;
 use serde_json::Value;
 
 pub use config::Config;
-use shape::Shape;
+use shape::{IMAGE, Shape};
 
 use super::{
     row::{Files, ReadText, Settings, VisionSettings},
@@ -26,9 +26,6 @@ use crate::{
 };
 
 const MODEL_TYPE: &str = "gemma4";
-
-/// The placeholder of a picture in templates.
-const IMAGE: &str = "<|image|>";
 
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Gemma4ForConditionalGeneration", MODEL_TYPE)];

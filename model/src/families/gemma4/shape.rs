@@ -7,7 +7,6 @@
 
 use serde_json::{Value, json};
 
-use super::IMAGE;
 use crate::{
     blocks::decoder_shape::{DecoderShape, ShapeText},
     families::{
@@ -16,6 +15,8 @@ use crate::{
     },
 };
 
+/// The placeholder of a picture in templates.
+pub const IMAGE: &str = "<|image|>";
 const BEGIN: &str = "<|image>";
 const END: &str = "<image|>";
 
