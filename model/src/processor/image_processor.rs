@@ -89,7 +89,7 @@ impl ImageProcessor {
     /// The same processor with at most `pixels_max` pixels per picture, or with its configured
     /// limit if that limit is lower. Serving limits pictures to the envelope this way. The limit is
     /// at least one merge group or one tile. Pictures thinner than a merge group may still exceed
-    /// the limit; see [`smart_resize`](super::smart_resize).
+    /// the limit; see [`smart_resize`](super::smart_resize()).
     pub fn limited(&self, pixels_max: u64) -> Result<Self, ProcessorError> {
         let bounds = self.bounds_within(pixels_max);
         ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..self.config.clone() })
