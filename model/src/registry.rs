@@ -409,7 +409,20 @@ fn unknown(checkpoint: &Checkpoint) -> UnknownArchitecture {
         found.extend(checkpoint.model_type().map(str::to_owned));
     }
     let known: Vec<_> = architectures().into_iter().map(|(architecture, _)| architecture).collect();
-    UnknownArchitecture { found, known: known.join(", ") }
+    UnknownArchitecture { found, known: grouped(&known) }
+}
+
+/// The architectures by their common endings, as in `{Qwen2, Llama}ForCausalLM`, because a list of all
+/// names would be too long for an error.
+fn grouped(architectures: &[&str]) -> String {
+    const ENDINGS: [&str; 2] = ["ForConditionalGeneration", "ForCausalLM"];
+    let groups = ENDINGS.map(|ending| {
+        let names: Vec<_> = architectures.iter().filter_map(|name| name.strip_suffix(ending)).collect();
+        format!("{{{}}}{ending}", names.join(", "))
+    });
+    let others = architectures.iter().filter(|name| !ENDINGS.iter().any(|ending| name.ends_with(ending)));
+    let all: Vec<_> = groups.iter().map(String::as_str).chain(others.copied()).collect();
+    all.join(", ")
 }
 
 /// Whether a family with the architectures `known` serves the checkpoint. If `config.json` has no

@@ -308,7 +308,7 @@ fn settings() -> Vec<Row> {
             TEXT,
             |c| c.set("config.json", &["architectures"], json!(["FalconForCausalLM"])),
             |e| matches!(e, StartError::Model(LoadError::Architecture(_))),
-            &["FalconForCausalLM", "Qwen2ForCausalLM"],
+            &["FalconForCausalLM", "Qwen2, ", "}ForCausalLM"],
         ),
         ("no layers", TEXT, |c| c.set("config.json", &["num_hidden_layers"], json!(0)), is_config, &["0", "4096"]),
         (

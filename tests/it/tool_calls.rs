@@ -329,12 +329,17 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         assert_eq!(read_reply(&stage.model, named, |_| {}).await.expect("the model answers").calls.len(), 1);
         let no_format = refused(required().reply_format(ReplyFormat::default())).await;
         assert!(matches!(no_format, ChatError::Tools(ToolError::NoFormat)), "{no_format}");
+        let gemma = ReplyFormat { tools: ToolFormat::Gemma4, reasoning: ReasoningFormat::ThoughtChannel };
+        let not_forced = refused(required().reply_format(gemma)).await;
+        assert!(matches!(not_forced, ChatError::Tools(ToolError::NotForced)), "{not_forced}");
+        let either = refused(about().reply_format(gemma).format(OutputFormat::Choice(vec!["a".into()]))).await;
+        assert!(matches!(either, ChatError::Tools(ToolError::NotForced)), "{either}");
         let formed = refused(required().format(OutputFormat::json(json!({"type": "zebra"})))).await;
         assert!(matches!(formed, ChatError::Tools(ToolError::WithFormat)), "{formed}");
         let endless = refused(required().ignore_end()).await;
         assert!(matches!(endless, ChatError::FormatWithoutEnd), "{endless}");
         let (_folder, blind) = with_template(&stage.runtime, THINKING).await;
-        for error in [none, unknown, shapeless, schema, no_format, formed, endless] {
+        for error in [none, unknown, shapeless, schema, no_format, not_forced, either, formed, endless] {
             assert!(!error.hint().is_empty() && error.kind() == bursar::ErrorKind::Request);
         }
         // The template of this model does not render tools, so they are described

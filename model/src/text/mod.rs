@@ -2,13 +2,17 @@
 //! parts of a reply.
 
 pub(crate) mod byte_level;
+mod call_head;
 mod call_object;
+mod call_text;
 mod callable_tool;
 pub mod chat_template;
+mod converted_call;
 mod described_tools;
 pub mod detokenizer;
 pub(crate) mod error;
 mod final_turn;
+mod gemma_call;
 mod jinja_filters;
 mod jinja_tests;
 mod jinja_wrap;
@@ -49,7 +53,7 @@ pub use final_turn::ContinueError;
 pub use message::{ContentPart, Message, Role};
 pub use placeholder_texts::PlaceholderTexts;
 pub use prompt::PromptEncoder;
-pub use reply_format::{ReasoningFormat, ReplyFormat, Thinking, ToolFormat};
+pub use reply_format::{ReasoningFormat, ReasoningTags, ReplyFormat, Thinking, ToolFormat};
 pub use reply_parser::{ReplyParser, ReplyPart, ReplyPlace};
 pub use spelling::Spelling;
 pub use stop_rules::{StopFilter, StopReason, StopRules};

@@ -3,9 +3,6 @@
 
 use super::message::Message;
 
-// The tags around reasoning.
-pub(super) const THINK: &str = "<think>";
-pub(super) const THINK_END: &str = "</think>";
 // The tags around a call in the Hermes format.
 pub(super) const TOOL_CALL: &str = "<tool_call>";
 pub(super) const TOOL_CALL_END: &str = "</tool_call>";
@@ -15,7 +12,11 @@ pub(super) const FUNCTION_END: &str = "</function>";
 pub(super) const PARAMETER: &str = "<parameter=";
 pub(super) const PARAMETER_END: &str = "</parameter>";
 /// The tag that Llama 3.1 may write before a call.
-pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
+const PYTHON_TAG: &str = "<|python_tag|>";
+// The tags around a call of Gemma 4, and the quotes around its strings.
+const GEMMA_CALL: &str = "<|tool_call>";
+pub(super) const GEMMA_CALL_END: &str = "<tool_call|>";
+pub(super) const GEMMA_QUOTE: &str = "<|\"|>";
 
 /// The format in which a model writes tool calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,10 @@ pub enum ToolFormat {
     /// `VALUE` is text or JSON. Qwen3-Coder, Qwen3.5 and later write this format; vLLM and SGLang
     /// name it `qwen3_coder`.
     QwenXml,
+    /// `<|tool_call>call:NAME{KEY:VALUE,..}<tool_call|>`, with text and further calls around it as in
+    /// Hermes. Strings stand between two `<|"|>` and have no escapes, and keys have no quotes (Google,
+    /// Gemma 4 prompt formatting). vLLM names it `gemma4`.
+    Gemma4,
 }
 
 /// The format in which a model writes its reasoning.
@@ -46,6 +51,33 @@ pub enum ReasoningFormat {
     /// `<think>..</think>` at the beginning of the reply (DeepSeek-R1, arXiv 2501.12948; Qwen3,
     /// arXiv 2505.09388). The prompt may already contain the opening tag.
     ThinkTags,
+    /// `<|channel>thought\n..<channel|>` at the beginning of the reply (Google, Gemma 4 prompt
+    /// formatting). The prompt may already contain an empty channel.
+    ThoughtChannel,
+}
+
+/// The tags around reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReasoningTags {
+    pub(crate) begin: &'static str,
+    pub(crate) end: &'static str,
+    /// The token that begins each tag. A tokenizer may treat it as a control token.
+    tokens: [&'static str; 2],
+    /// Whether the tokens are always control tokens, which no grammar can contain.
+    pub(crate) are_control: bool,
+}
+
+impl ReasoningTags {
+    /// The tags of [`ReasoningFormat::ThinkTags`].
+    pub const THINK: Self =
+        ReasoningTags { begin: "<think>", end: "</think>", tokens: ["<think>", "</think>"], are_control: false };
+    /// The tags of [`ReasoningFormat::ThoughtChannel`].
+    pub const CHANNEL: Self = ReasoningTags {
+        begin: "<|channel>thought",
+        end: "<channel|>",
+        tokens: ["<|channel>", "<channel|>"],
+        are_control: true,
+    };
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,9 +93,9 @@ pub enum Thinking {
     #[default]
     Off,
     /// The reply may open its reasoning itself.
-    Possible,
-    /// The prompt ends with an open `<think>`: the reply begins in the middle of reasoning.
-    Begun,
+    Possible(ReasoningTags),
+    /// The prompt ends with the opening tag: the reply begins in the middle of reasoning.
+    Begun(ReasoningTags),
 }
 
 impl ReplyFormat {
@@ -79,63 +111,74 @@ impl ReplyFormat {
         // Llama 3.2's template no longer has the python tag, but tool results still
         // have the role `ipython`.
         let llama = (has(PYTHON_TAG) || has("ipython")) && has("parameters");
+        let gemma = has(GEMMA_CALL) && has("call:");
         let tools = match (xml, hermes, llama) {
+            _ if gemma => ToolFormat::Gemma4,
             (true, ..) => ToolFormat::QwenXml,
             (_, true, _) => ToolFormat::Hermes,
             (_, _, true) => ToolFormat::Llama3Json,
             _ => ToolFormat::None,
         };
-        let reasoning = if has(THINK) || has(THINK_END) { ReasoningFormat::ThinkTags } else { ReasoningFormat::None };
-        ReplyFormat { tools, reasoning }
+        let formats = [ReasoningFormat::ThoughtChannel, ReasoningFormat::ThinkTags];
+        let is_shown = |format: &ReasoningFormat| format.tags().is_some_and(|tags| tags.tokens.into_iter().any(has));
+        ReplyFormat { tools, reasoning: formats.into_iter().find(is_shown).unwrap_or_default() }
     }
 }
 
 impl ReasoningFormat {
+    fn tags(self) -> Option<ReasoningTags> {
+        match self {
+            ReasoningFormat::None => None,
+            ReasoningFormat::ThinkTags => Some(ReasoningTags::THINK),
+            ReasoningFormat::ThoughtChannel => Some(ReasoningTags::CHANNEL),
+        }
+    }
+
     /// The state of reasoning after a prompt that ends with `end`. If thinking is turned off, the
     /// template closes the reasoning in the prompt.
     pub fn after(self, end: &str) -> Thinking {
         let end = end.trim_end();
-        match self {
-            ReasoningFormat::ThinkTags if end.ends_with(THINK) => Thinking::Begun,
-            ReasoningFormat::ThinkTags if !end.ends_with(THINK_END) => Thinking::Possible,
-            ReasoningFormat::ThinkTags | ReasoningFormat::None => Thinking::Off,
+        match self.tags() {
+            Some(tags) if end.ends_with(tags.begin) => Thinking::Begun(tags),
+            Some(tags) if !end.ends_with(tags.end) => Thinking::Possible(tags),
+            Some(_) | None => Thinking::Off,
         }
     }
-}
 
-impl ReasoningFormat {
     /// The state of reasoning in a reply that continues the model's `turn`, after a prompt
     /// that ends with `end`.
     pub fn continuing(self, turn: &Message, end: &str) -> Thinking {
+        let Some(tags) = self.tags() else { return Thinking::Off };
         let text: String = turn.texts().collect();
-        let is_open = text.rfind(THINK) > text.rfind(THINK_END);
-        match self {
-            ReasoningFormat::None => Thinking::Off,
-            ReasoningFormat::ThinkTags if is_open => Thinking::Begun,
-            ReasoningFormat::ThinkTags if !text.is_empty() => Thinking::Off,
-            ReasoningFormat::ThinkTags if turn.reasoning().next().is_some() => Thinking::Begun,
-            ReasoningFormat::ThinkTags => self.after(end),
+        if text.rfind(tags.begin) > text.rfind(tags.end) {
+            return Thinking::Begun(tags);
+        }
+        match (text.is_empty(), turn.reasoning().next()) {
+            (false, _) => Thinking::Off,
+            (true, Some(_)) => Thinking::Begun(tags),
+            (true, None) => self.after(end),
         }
     }
 }
 
 impl Thinking {
-    /// The tags that begin or end reasoning. A tokenizer may treat them as control tokens.
-    pub fn tags(self) -> &'static [&'static str] {
+    /// The tokens that begin or end reasoning. A tokenizer may treat them as control tokens.
+    pub fn tokens(self) -> Vec<&'static str> {
         match self {
-            Thinking::Off => &[],
-            Thinking::Possible | Thinking::Begun => &[THINK, THINK_END],
+            Thinking::Off => Vec::new(),
+            Thinking::Possible(tags) | Thinking::Begun(tags) => tags.tokens.to_vec(),
         }
     }
 }
 
 impl ToolFormat {
-    /// The tags around calls. A tokenizer may treat them as control tokens.
+    /// The tags around calls and within them. A tokenizer may treat them as control tokens.
     pub fn tags(self) -> &'static [&'static str] {
         match self {
             ToolFormat::None => &[],
             ToolFormat::Hermes | ToolFormat::QwenXml => &[TOOL_CALL, TOOL_CALL_END],
             ToolFormat::Llama3Json => &[PYTHON_TAG],
+            ToolFormat::Gemma4 => &[GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE],
         }
     }
 
@@ -144,7 +187,7 @@ impl ToolFormat {
     pub(crate) fn frame(self, name: &str) -> Option<(String, &'static str)> {
         let name = serde_json::Value::from(name);
         match self {
-            ToolFormat::None | ToolFormat::QwenXml => None,
+            ToolFormat::None | ToolFormat::QwenXml | ToolFormat::Gemma4 => None,
             ToolFormat::Hermes => {
                 Some((format!("{TOOL_CALL}\n{{\"name\": {name}, \"arguments\": "), "}\n</tool_call>"))
             }
@@ -155,6 +198,11 @@ impl ToolFormat {
     /// The first of [`tags`](Self::tags), which begins a call within text.
     pub(super) fn opening(self) -> Option<&'static str> {
         self.tags().first().copied()
+    }
+
+    /// The tag that ends a call, in formats that have such a tag.
+    pub(super) fn closing(self) -> Option<&'static str> {
+        self.tags().get(1).copied()
     }
 }
 
@@ -179,6 +227,11 @@ mod tests {
         assert_eq!(of("<tool_call>name <arg_key> arguments"), (ToolFormat::None, ReasoningFormat::None));
         assert_eq!(of("'<|python_tag|>' \"parameters\""), (ToolFormat::Llama3Json, ReasoningFormat::None));
         assert_eq!(of("<|start_header_id|>ipython \"parameters\": "), (ToolFormat::Llama3Json, ReasoningFormat::None));
+        assert_eq!(
+            of("'<|tool_call>call:' + function['name'] .. text.split('<channel|>') .. arguments"),
+            (ToolFormat::Gemma4, ReasoningFormat::ThoughtChannel)
+        );
+        assert_eq!(of("<|channel|>analysis"), (ToolFormat::None, ReasoningFormat::None), "this is gpt-oss's format");
     }
 
     #[test]
@@ -188,25 +241,32 @@ mod tests {
             ReasoningFormat::ThinkTags.continuing(&turn, end)
         };
         let (text, thought) = (|text: &str| ContentPart::Text(text.into()), ContentPart::Reasoning("Hm".into()));
-        assert_eq!(continuing(std::slice::from_ref(&thought), "<think>\nHm"), Thinking::Begun);
+        assert_eq!(continuing(std::slice::from_ref(&thought), "<think>\nHm"), Thinking::Begun(ReasoningTags::THINK));
         assert_eq!(continuing(&[thought, text("So")], "\n</think>\n\nSo"), Thinking::Off);
         assert_eq!(continuing(&[text("So")], "So"), Thinking::Off);
         assert_eq!(
             continuing(&[text("<think>\nHm")], "<think>\nHm"),
-            Thinking::Begun,
+            Thinking::Begun(ReasoningTags::THINK),
             "the opening tag is in the text"
         );
         assert_eq!(continuing(&[text("<think>\nHm\n</think>\n\nSo")], "So"), Thinking::Off);
-        assert_eq!(continuing(&[text("")], "<|im_start|>assistant\n"), Thinking::Possible, "the reply has no text yet");
+        assert_eq!(
+            continuing(&[text("")], "<|im_start|>assistant\n"),
+            Thinking::Possible(ReasoningTags::THINK),
+            "the reply has no text yet"
+        );
         assert_eq!(continuing(&[text("")], "<think>\n\n</think>\n\n"), Thinking::Off);
     }
 
     #[test]
     fn the_end_of_the_prompt_decides_whether_reasoning_begins() {
         let after = |end: &str| ReasoningFormat::ThinkTags.after(end);
-        assert_eq!(after("<|im_start|>assistant\n"), Thinking::Possible);
-        assert_eq!(after("<|im_start|>assistant\n<think>\n"), Thinking::Begun);
+        assert_eq!(after("<|im_start|>assistant\n"), Thinking::Possible(ReasoningTags::THINK));
+        assert_eq!(after("<|im_start|>assistant\n<think>\n"), Thinking::Begun(ReasoningTags::THINK));
         assert_eq!(after("<|im_start|>assistant\n<think>\n\n</think>\n\n"), Thinking::Off);
         assert_eq!(ReasoningFormat::None.after("<think>\n"), Thinking::Off);
+        let after = |end: &str| ReasoningFormat::ThoughtChannel.after(end);
+        assert_eq!(after("<|turn>model\n"), Thinking::Possible(ReasoningTags::CHANNEL));
+        assert_eq!(after("<|turn>model\n<|channel>thought\n<channel|>"), Thinking::Off);
     }
 }

@@ -3,16 +3,17 @@
 //! The parser is a state machine that reads single characters. It therefore takes linear time, and
 //! its result does not depend on how the text was split into pieces. It withholds only text that
 //! may still become a tag, the head of a call up to the name and the beginning of the arguments,
-//! and values of the XML format that are not strings. If the withheld head of a call turns out not
+//! and values that are not strings in formats whose calls are not JSON. If the withheld head of a call turns out not
 //! to be a call, it is returned as text.
 
 use std::sync::Arc;
 
+use super::call_head::{Head, HeadSeen};
 use super::call_object::{CallObject, Seen};
 use super::callable_tool::CallableTool;
-use super::reply_format::{THINK, THINK_END, TOOL_CALL_END, Thinking, ToolFormat};
+use super::converted_call::ConvertedCall;
+use super::reply_format::{FUNCTION, ReasoningTags, Thinking, ToolFormat};
 use super::tag_search::{Match, Search, Tag, TagMatch};
-use super::xml_call::{Head, HeadSeen, XmlCall};
 
 /// A part of a reply. The concatenated texts of all parts are the reply.
 #[derive(Clone, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub enum ReplyPart {
         /// The next piece of a JSON object. Empty if `written` adds nothing to the object yet.
         json: String,
         /// The text of the reply from which `json` was read. It differs from `json` in
-        /// [`ToolFormat::QwenXml`].
+        /// [`ToolFormat::QwenXml`] and [`ToolFormat::Gemma4`].
         written: String,
     },
     /// The call ends. This part has no text.
@@ -84,9 +85,12 @@ pub enum ReplyPlace {
 #[derive(Clone)]
 pub struct ReplyParser {
     format: ToolFormat,
-    /// A format without tags needs the tools' names to distinguish a call from other JSON. The XML
-    /// format needs the types of their parameters.
+    /// A format without tags needs the tools' names to distinguish a call from other JSON. Formats
+    /// whose calls are not JSON need the types of their parameters.
     tools: Arc<[CallableTool]>,
+    /// The tags of reasoning, if they are control tokens. They then have their meaning in the whole
+    /// reply, and not only at its beginning.
+    control: Option<ReasoningTags>,
     state: State,
     calls: usize,
     parts: Vec<ReplyPart>,
@@ -95,16 +99,17 @@ pub struct ReplyParser {
 #[derive(Clone)]
 enum State {
     Plain,
-    /// Before `<think>`, which may be missing. With `is_begun`, the prompt already opened the
-    /// reasoning, so any other text is reasoning too.
+    /// Before the tag that opens reasoning, which may be missing. With `is_begun`, the prompt already
+    /// opened the reasoning, so any other text is reasoning too.
     BeforeThoughts {
         tag: Tag,
+        end: &'static str,
         is_begun: bool,
     },
-    /// Line breaks that follow `<think>`.
-    ThoughtsBegin,
+    /// Line breaks that follow the opening tag, before reasoning that ends with this tag.
+    ThoughtsBegin(&'static str),
     Thoughts(Search),
-    /// Line breaks that follow `</think>`.
+    /// Line breaks that follow the closing tag.
     ThoughtsEnd,
     /// White space before the JSON object of a call, in a format without call tags. `is_open` is
     /// set after `<|python_tag|>` or a separator.
@@ -117,9 +122,9 @@ enum State {
         follows_call: bool,
     },
     Call(Call),
-    /// The beginning of a call in XML, up to the name.
+    /// The beginning of a call that is not JSON, up to the name.
     Head(Head),
-    XmlCall(Box<XmlCall>),
+    ConvertedCall(Box<ConvertedCall>),
     /// White space, then the tag that closes a call. Models sometimes omit this tag.
     CallEnd(Tag),
 }
@@ -143,11 +148,19 @@ enum Phase {
 
 impl ReplyParser {
     pub fn new(thinking: Thinking, format: ToolFormat, tools: impl Into<Arc<[CallableTool]>>) -> Self {
-        let mut parser = ReplyParser { format, tools: tools.into(), state: State::Plain, calls: 0, parts: Vec::new() };
+        let control = match thinking {
+            Thinking::Possible(tags) | Thinking::Begun(tags) => Some(tags).filter(|tags| tags.are_control),
+            Thinking::Off => None,
+        };
+        let (tools, state, parts) = (tools.into(), State::Plain, Vec::new());
+        let mut parser = ReplyParser { format, tools, control, state, calls: 0, parts };
         parser.state = match thinking {
             Thinking::Off => parser.content(),
-            Thinking::Possible | Thinking::Begun => {
-                State::BeforeThoughts { tag: Tag::new(THINK), is_begun: thinking == Thinking::Begun }
+            Thinking::Possible(ReasoningTags { begin, end, .. }) => {
+                State::BeforeThoughts { tag: Tag::new(begin), end, is_begun: false }
+            }
+            Thinking::Begun(ReasoningTags { begin, end, .. }) => {
+                State::BeforeThoughts { tag: Tag::new(begin), end, is_begun: true }
             }
         };
         parser
@@ -167,9 +180,9 @@ impl ReplyParser {
     /// that was cut off.
     pub fn finish(&mut self) -> Vec<ReplyPart> {
         match std::mem::replace(&mut self.state, State::Plain) {
-            State::Plain | State::ThoughtsBegin | State::ThoughtsEnd => {}
-            State::BeforeThoughts { tag, is_begun: true } => self.reasoning(&tag.held),
-            State::BeforeThoughts { tag, is_begun: false } => self.text(&tag.held),
+            State::Plain | State::ThoughtsBegin(_) | State::ThoughtsEnd => {}
+            State::BeforeThoughts { tag, is_begun: true, .. } => self.reasoning(&tag.held),
+            State::BeforeThoughts { tag, is_begun: false, .. } => self.text(&tag.held),
             State::Thoughts(mut search) => self.reasoning(&search.release()),
             State::BeforeObject { held, is_open: true } if self.calls == 0 => self.text(&held),
             State::BeforeObject { held, .. } => self.blank(&held, self.calls > 0),
@@ -181,9 +194,9 @@ impl ReplyParser {
                 Phase::Tail => self.parts.push(ReplyPart::CallEnd { is_closed: true }),
             },
             State::Head(head) => self.text(&head.into_texts().concat()),
-            State::XmlCall(mut call) => {
+            State::ConvertedCall(mut call) => {
                 call.finish();
-                self.arguments(&call.json, &call.written);
+                self.converted(&mut call);
                 self.parts.push(ReplyPart::CallEnd { is_closed: false });
             }
         }
@@ -193,7 +206,7 @@ impl ReplyParser {
     /// The section of the reply that all text fed so far has reached.
     pub fn place(&self) -> ReplyPlace {
         match &self.state {
-            State::BeforeThoughts { is_begun: true, .. } | State::ThoughtsBegin => ReplyPlace::Reasoning,
+            State::BeforeThoughts { is_begun: true, .. } | State::ThoughtsBegin(_) => ReplyPlace::Reasoning,
             State::Thoughts(search) if search.matched == 0 => ReplyPlace::Reasoning,
             State::Thoughts(_) => ReplyPlace::MaybeTag,
             _ => ReplyPlace::Answer,
@@ -203,17 +216,25 @@ impl ReplyParser {
     /// The state at the beginning of the answer, after any reasoning.
     fn content(&self) -> State {
         match self.format {
-            ToolFormat::None => State::Plain,
-            ToolFormat::Hermes | ToolFormat::QwenXml => self.in_text(false),
+            ToolFormat::None | ToolFormat::Hermes | ToolFormat::QwenXml | ToolFormat::Gemma4 => self.in_text(false),
             ToolFormat::Llama3Json => State::BeforeObject { held: String::new(), is_open: false },
         }
     }
 
     fn in_text(&self, follows_call: bool) -> State {
-        match self.format.opening() {
-            Some(tag) => State::Text { search: Search::new(tag), follows_call },
-            None => State::Plain,
+        let mut tags: Vec<_> = self.format.opening().into_iter().collect();
+        if self.format == ToolFormat::Gemma4 {
+            // A control token after a call that broke off is not text.
+            tags.extend(self.format.closing());
         }
+        tags.extend(self.control.into_iter().flat_map(|tags| [tags.begin, tags.end]));
+        if tags.is_empty() { State::Plain } else { State::Text { search: Search::new(tags), follows_call } }
+    }
+
+    /// Reasoning up to this tag. A control token that opens a call ends it too.
+    fn in_thoughts(&self, end: &'static str) -> State {
+        let call = self.format.opening().filter(|_| self.format == ToolFormat::Gemma4);
+        State::Thoughts(Search::new([end].into_iter().chain(call).collect()))
     }
 
     /// Passes a character to one state after another until a state consumes it. A state that does
@@ -225,9 +246,10 @@ impl ReplyParser {
     fn step(&mut self, next: char) -> bool {
         match std::mem::replace(&mut self.state, State::Plain) {
             State::Plain => self.text(next.encode_utf8(&mut [0; 4])),
-            State::BeforeThoughts { tag, is_begun } => return self.before_thoughts(tag, is_begun, next),
-            State::ThoughtsBegin => {
-                return self.line_breaks(next, State::ThoughtsBegin, State::Thoughts(Search::new(THINK_END)));
+            State::BeforeThoughts { tag, end, is_begun } => return self.before_thoughts(tag, end, is_begun, next),
+            State::ThoughtsBegin(end) => {
+                let thoughts = self.in_thoughts(end);
+                return self.line_breaks(next, State::ThoughtsBegin(end), thoughts);
             }
             State::Thoughts(search) => return self.thoughts(search, next),
             State::ThoughtsEnd => {
@@ -238,21 +260,21 @@ impl ReplyParser {
             State::Text { search, follows_call } => return self.in_text_at(search, follows_call, next),
             State::Call(call) => return self.call(call, next),
             State::Head(head) => return self.head(head, next),
-            State::XmlCall(call) => self.xml_call(call, next),
+            State::ConvertedCall(call) => self.converted_call(call, next),
             State::CallEnd(tag) => return self.call_end(tag, next),
         }
         true
     }
 
-    fn before_thoughts(&mut self, mut tag: Tag, is_begun: bool, next: char) -> bool {
+    fn before_thoughts(&mut self, mut tag: Tag, end: &'static str, is_begun: bool, next: char) -> bool {
         match tag.feed(next) {
-            Match::Partial => self.state = State::BeforeThoughts { tag, is_begun },
+            Match::Partial => self.state = State::BeforeThoughts { tag, end, is_begun },
             Match::Whole => {
                 self.markup(&tag.held);
-                self.state = State::ThoughtsBegin;
+                self.state = State::ThoughtsBegin(end);
             }
             Match::None => {
-                self.state = if is_begun { State::ThoughtsBegin } else { self.content() };
+                self.state = if is_begun { State::ThoughtsBegin(end) } else { self.content() };
                 self.again(&tag.held);
                 return false;
             }
@@ -277,6 +299,10 @@ impl ReplyParser {
         }
         match found {
             TagMatch::Nothing => self.reasoning(next.encode_utf8(&mut [0; 4])),
+            TagMatch::Tag if Some(search.tag) == self.format.opening() => {
+                self.call_opened(search.release());
+                return true;
+            }
             TagMatch::Tag => {
                 self.markup(&search.release());
                 self.state = State::ThoughtsEnd;
@@ -296,19 +322,31 @@ impl ReplyParser {
         }
         match found {
             TagMatch::Nothing => self.text(next.encode_utf8(&mut [0; 4])),
-            TagMatch::Tag => {
-                let held = search.release();
-                self.state = match self.format {
-                    ToolFormat::Llama3Json => State::BeforeObject { held, is_open: true },
-                    ToolFormat::QwenXml => State::Head(Head::new(held)),
-                    ToolFormat::Hermes | ToolFormat::None => State::Call(Call::new(held)),
-                };
+            TagMatch::Tag if Some(search.tag) == self.format.opening() => {
+                self.call_opened(search.release());
                 return true;
+            }
+            TagMatch::Tag => {
+                let reasoning = self.control.filter(|tags| tags.begin == search.tag);
+                self.markup(&search.release());
+                if let Some(tags) = reasoning {
+                    self.state = State::ThoughtsBegin(tags.end);
+                    return true;
+                }
             }
             TagMatch::Partial | TagMatch::Failed => {}
         }
         self.state = State::Text { search, follows_call };
         found != TagMatch::Failed
+    }
+
+    fn call_opened(&mut self, held: String) {
+        self.state = match self.format {
+            ToolFormat::Llama3Json => State::BeforeObject { held, is_open: true },
+            ToolFormat::QwenXml => State::Head(Head::new(held, FUNCTION, '>')),
+            ToolFormat::Gemma4 => State::Head(Head::new(held, "call:", '{')),
+            ToolFormat::Hermes | ToolFormat::None => State::Call(Call::new(held)),
+        };
     }
 
     fn before_object(&mut self, mut held: String, is_open: bool, next: char) -> bool {
@@ -421,13 +459,13 @@ impl ReplyParser {
         };
     }
 
-    /// Reads the beginning of a call in XML.
+    /// Reads the beginning of a call that is not JSON.
     fn head(&mut self, mut head: Head, next: char) -> bool {
         match head.feed(next) {
             HeadSeen::More => self.state = State::Head(head),
             HeadSeen::Name(name) => {
                 self.markup(&head.into_texts().concat());
-                self.state = State::XmlCall(Box::new(XmlCall::new(self.tools.clone(), &name)));
+                self.state = State::ConvertedCall(Box::new(ConvertedCall::new(self.format, self.tools.clone(), &name)));
                 self.parts.push(ReplyPart::CallBegin { index: self.calls, name });
                 self.calls += 1;
             }
@@ -442,26 +480,32 @@ impl ReplyParser {
         true
     }
 
-    fn xml_call(&mut self, mut call: Box<XmlCall>, next: char) {
+    fn converted_call(&mut self, mut call: Box<ConvertedCall>, next: char) {
         let end = call.feed(next);
-        self.arguments(&call.json, &call.written);
-        call.json.clear();
-        call.written.clear();
+        self.converted(&mut call);
         match end {
-            None => self.state = State::XmlCall(call),
+            None => self.state = State::ConvertedCall(call),
             Some(is_closed) => {
                 self.state = self.ended(is_closed);
-                self.again(&call.held);
+                self.again(&call.into_held());
             }
         }
+    }
+
+    /// Returns the arguments that a call has read since the last time.
+    fn converted(&mut self, call: &mut ConvertedCall) {
+        let (json, written) = call.text();
+        self.arguments(json, written);
+        json.clear();
+        written.clear();
     }
 
     /// Ends a call. Returns the state after the call.
     fn ended(&mut self, is_closed: bool) -> State {
         self.parts.push(ReplyPart::CallEnd { is_closed });
-        match self.format {
-            ToolFormat::Llama3Json => State::BeforeObject { held: String::new(), is_open: false },
-            ToolFormat::Hermes | ToolFormat::QwenXml | ToolFormat::None => State::CallEnd(Tag::new(TOOL_CALL_END)),
+        match self.format.closing() {
+            Some(tag) => State::CallEnd(Tag::new(tag)),
+            None => State::BeforeObject { held: String::new(), is_open: false },
         }
     }
 

@@ -30,12 +30,14 @@ impl Tag {
     }
 }
 
-/// The search for a tag in text, including the line breaks before the tag. The first
-/// character of each tag occurs in that tag only once, so a failed match cannot hide the
-/// beginning of another match.
+/// The search for one of several tags in text, including the line breaks before the tag. All tags
+/// begin with one character, which occurs in each tag only once, so a failed match cannot hide the
+/// beginning of another match. No tag begins with another tag.
 #[derive(Clone)]
 pub(super) struct Search {
-    tag: &'static str,
+    tags: Vec<&'static str>,
+    /// The tag that the withheld text is, or may become.
+    pub(super) tag: &'static str,
     line_breaks: usize,
     pub(super) matched: usize,
 }
@@ -53,12 +55,15 @@ pub(super) enum TagMatch {
 }
 
 impl Search {
-    pub(super) fn new(tag: &'static str) -> Self {
-        Search { tag, line_breaks: 0, matched: 0 }
+    pub(super) fn new(tags: Vec<&'static str>) -> Self {
+        Search { tags, tag: "", line_breaks: 0, matched: 0 }
     }
 
     pub(super) fn feed(&mut self, next: char) -> TagMatch {
-        if self.tag[self.matched..].starts_with(next) {
+        let matched = &self.tag[..self.matched];
+        let goes_on = |tag: &&&str| tag.strip_prefix(matched).is_some_and(|rest| rest.starts_with(next));
+        if let Some(tag) = self.tags.iter().find(goes_on) {
+            self.tag = tag;
             self.matched += next.len_utf8();
             return if self.matched == self.tag.len() { TagMatch::Tag } else { TagMatch::Partial };
         }

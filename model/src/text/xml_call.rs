@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::call_text::{escaped, json_of, push_escaped};
 use super::callable_tool::{CallableTool, JsonTypes};
-use super::reply_format::{FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, TOOL_CALL_END};
-use super::tag_search::{Match, Tag};
+use super::reply_format::{FUNCTION_END, PARAMETER, PARAMETER_END, TOOL_CALL_END};
 
 /// Maximum bytes of whitespace between the tag that ends a value and the next tag.
 const BLANKS_MAX: usize = 8;
@@ -22,58 +22,6 @@ const VALUE_ENDS: [(&str, &[&str]); 2] = [
     // A model may forget to close the last parameter.
     (FUNCTION_END, &[TOOL_CALL_END]),
 ];
-
-/// Reads the start of a call: the text between the opening tag and the end of the function's name.
-#[derive(Clone)]
-pub(super) struct Head {
-    opening: String,
-    tag: Tag,
-    name: Option<String>,
-}
-
-pub(super) enum HeadSeen {
-    More,
-    Name(String),
-    /// The character cannot be part of a call, and was not read.
-    Broken,
-}
-
-impl Head {
-    /// A head that begins with `opening`.
-    pub(super) fn new(opening: String) -> Self {
-        Head { opening, tag: Tag::new(FUNCTION), name: None }
-    }
-
-    pub(super) fn feed(&mut self, next: char) -> HeadSeen {
-        let Some(name) = &mut self.name else {
-            return match self.tag.feed(next) {
-                Match::None => HeadSeen::Broken,
-                Match::Partial => HeadSeen::More,
-                Match::Whole => {
-                    self.name = Some(String::new());
-                    HeadSeen::More
-                }
-            };
-        };
-        match next {
-            '>' if !name.trim().is_empty() => {
-                let read = name.trim().to_owned();
-                name.push(next);
-                HeadSeen::Name(read)
-            }
-            '<' | '>' | '\n' => HeadSeen::Broken,
-            _ => {
-                name.push(next);
-                HeadSeen::More
-            }
-        }
-    }
-
-    /// The opening text, and the text read after it.
-    pub(super) fn into_texts(self) -> [String; 2] {
-        [self.opening, self.tag.held + &self.name.unwrap_or_default()]
-    }
-}
 
 /// The reader of the parameters of a call, up to its end.
 #[derive(Clone)]
@@ -222,10 +170,7 @@ impl XmlCall {
                     self.state = CallState::Text;
                 }
             }
-            _ => match next {
-                '"' | '\\' | '\0'..='\x1f' => self.json += &escaped(next.encode_utf8(&mut [0; 4])),
-                _ => self.json.push(next),
-            },
+            _ => push_escaped(&mut self.json, next),
         }
     }
 
@@ -268,29 +213,6 @@ fn value_end(held: &str) -> ValueEnd {
     ValueEnd::Not
 }
 
-/// The JSON text of a value. Text that is not JSON is a string. If the schema also allows strings,
-/// JSON of a type that the schema does not name is a string too.
-fn json_of(text: &str, types: JsonTypes) -> String {
-    // Chat templates print these three values of earlier calls as Python does.
-    let plain = match text.trim() {
-        "True" => "true",
-        "False" => "false",
-        "None" => "null",
-        plain => plain,
-    };
-    match serde_json::from_str::<Value>(plain) {
-        // Return the model's text, because `value` may round numbers with more digits than `f64`.
-        Ok(value) if types.contains(JsonTypes::of(&value)) || !types.contains(JsonTypes::STRING) => plain.to_owned(),
-        _ => Value::from(text).to_string(),
-    }
-}
-
 fn may_be_null(value: &str) -> bool {
     ["null", "None"].iter().any(|null| null.starts_with(value))
-}
-
-/// The text as part of a JSON string.
-fn escaped(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
 }

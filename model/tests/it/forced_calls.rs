@@ -4,10 +4,13 @@
 use bursar_budgets::Hint;
 use bursar_model::error::{GrammarError, ReplyFormError};
 use bursar_model::sampling::{ForcedCalls, Grammar, OutputFormat, ReplyForm, SamplingParams};
-use bursar_model::text::{CallableTool, ReplyParser, ReplyPart, Thinking, ToolFormat};
+use bursar_model::text::{CallableTool, ReasoningTags, ReplyParser, ReplyPart, Thinking, ToolFormat};
 use serde_json::{Value, json};
 
 use crate::structured_output::{Model, QWEN, models, reply};
+
+const POSSIBLE: Thinking = Thinking::Possible(ReasoningTags::THINK);
+const BEGUN: Thinking = Thinking::Begun(ReasoningTags::THINK);
 
 fn tools() -> Vec<CallableTool> {
     let tool = |name: &str, parameters| CallableTool { name: name.to_owned(), parameters };
@@ -110,13 +113,13 @@ fn a_grammar_allows_reasoning_before_the_constrained_reply() {
         (call, Thinking::Off, [true, true, false]),
         ("42", Thinking::Off, [false, true, true]),
         ("<think>\nHm.\n</think>\n\n42", Thinking::Off, [false; 3]),
-        (call, Thinking::Possible, [true, true, false]),
-        ("42", Thinking::Possible, [false, true, true]),
-        (&format!("<think>\n{thought}42"), Thinking::Possible, [false, true, true]),
-        (&format!("<think>\n{thought}{call}\n{call}"), Thinking::Possible, [true, true, false]),
-        (&format!("{thought}{call}"), Thinking::Begun, [true, true, false]),
-        (&format!("{thought}42"), Thinking::Begun, [false, true, true]),
-        (call, Thinking::Begun, [false; 3]),
+        (call, POSSIBLE, [true, true, false]),
+        ("42", POSSIBLE, [false, true, true]),
+        (&format!("<think>\n{thought}42"), POSSIBLE, [false, true, true]),
+        (&format!("<think>\n{thought}{call}\n{call}"), POSSIBLE, [true, true, false]),
+        (&format!("{thought}{call}"), BEGUN, [true, true, false]),
+        (&format!("{thought}42"), BEGUN, [false, true, true]),
+        (call, BEGUN, [false; 3]),
     ];
     for (text, thinking, expected) in rows {
         for (form, expected) in forms.iter().zip(expected) {
@@ -261,6 +264,7 @@ fn a_tool_with_an_unsupported_schema_is_named_by_index() {
     faulty[1].parameters = json!({"type": "object", "properties": {"a": {"multipleOf": 1e9}}});
     let ReplyFormError { tool, source } = refused(faulty.clone(), ToolFormat::Hermes);
     assert_eq!((tool, source.reason()), (Some(1), Some("`multipleOf` is above 100000000, at #/properties/a")));
+    assert_eq!(refused(tools(), ToolFormat::Gemma4), GrammarError::NoChoice.into());
     assert_eq!(refused(Vec::new(), ToolFormat::Hermes), GrammarError::NoChoice.into());
 }
 
@@ -279,4 +283,17 @@ fn tools_over_a_total_limit_are_refused_without_compiling_any() {
     let long = CallableTool { name: "long".into(), parameters: json!({"description": "a".repeat(60_000)}) };
     let ReplyFormError { tool, source } = refused(many(long, 5));
     assert!(matches!((tool, &source), (None, GrammarError::TooLarge { unit: "bytes of schemas", .. })), "{source}");
+}
+
+/// The tags of Gemma 4's reasoning are control tokens, so a form cannot follow open reasoning.
+#[test]
+fn a_form_replaces_reasoning_between_control_tokens() {
+    let form = ReplyForm::Format(OutputFormat::Regex("[0-9]+".into()));
+    let compile = |thinking| QWEN.compiler.compile_reply(&form, thinking);
+    let error = compile(Thinking::Begun(ReasoningTags::CHANNEL)).expect_err("the reasoning is open").source;
+    assert_eq!(error, GrammarError::OpenReasoning);
+    assert!(error.hint().contains("reasoning_effort"));
+    let grammar = compile(Thinking::Possible(ReasoningTags::CHANNEL)).expect("the form is accepted");
+    let allowed = |grammar: &Grammar| grammar.allowed(&[]).expect("a digit is allowed").ids();
+    assert_eq!(allowed(&grammar), allowed(&compile(Thinking::Off).expect("the form is accepted")));
 }

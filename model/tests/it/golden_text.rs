@@ -2,8 +2,8 @@
 
 use bursar_model::error::TextError;
 use bursar_model::text::{
-    ChatTemplate, ContentPart, ContinueError, Detokenizer, Message, PromptEncoder, ReasoningFormat, ReplyFormat, Role,
-    TemplateInputs, TemplateLimits, TemplateSources, Thinking, ToolFormat,
+    ChatTemplate, ContentPart, ContinueError, Detokenizer, Message, PromptEncoder, ReasoningFormat, ReasoningTags,
+    ReplyFormat, Role, TemplateInputs, TemplateLimits, TemplateSources, Thinking, ToolFormat,
 };
 use serde_json::Value;
 
@@ -91,10 +91,10 @@ fn released_templates_render_as_in_transformers() {
 #[test]
 fn reply_formats_of_released_templates_are_detected() {
     use ReasoningFormat::ThinkTags;
-    let qwen3 = [Thinking::Possible, Thinking::Off];
+    let qwen3 = [Thinking::Possible(ReasoningTags::THINK), Thinking::Off];
     let formats = [
         ("qwen2_5", ToolFormat::Hermes, ReasoningFormat::None, [Thinking::Off; 2]),
-        ("qwq", ToolFormat::Hermes, ThinkTags, [Thinking::Begun; 2]),
+        ("qwq", ToolFormat::Hermes, ThinkTags, [Thinking::Begun(ReasoningTags::THINK); 2]),
         ("qwen3", ToolFormat::Hermes, ThinkTags, qwen3),
         ("llama_3_1", ToolFormat::Llama3Json, ReasoningFormat::None, [Thinking::Off; 2]),
         ("qwen2_5_vl", ToolFormat::None, ReasoningFormat::None, [Thinking::Off; 2]),

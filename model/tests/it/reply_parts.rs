@@ -1,8 +1,13 @@
 //! Parts of a reply (reasoning, text and calls), in whatever pieces the text arrives.
 
-use bursar_model::text::{CallableTool, ReplyParser, ReplyPart, Thinking, ToolFormat};
+use bursar_model::text::{CallableTool, ReasoningTags, ReplyParser, ReplyPart, Thinking, ToolFormat};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+
+const POSSIBLE: Thinking = Thinking::Possible(ReasoningTags::THINK);
+const BEGUN: Thinking = Thinking::Begun(ReasoningTags::THINK);
+
+const CHANNEL: [Thinking; 2] = [Thinking::Possible(ReasoningTags::CHANNEL), Thinking::Begun(ReasoningTags::CHANNEL)];
 
 /// The parameters of each tool.
 fn schema() -> Value {
@@ -70,6 +75,10 @@ fn llama(reply: &str) -> String {
 
 fn xml(reply: &str) -> String {
     described(Thinking::Off, ToolFormat::QwenXml, reply)
+}
+
+fn gemma(reply: &str) -> String {
+    described(Thinking::Off, ToolFormat::Gemma4, reply)
 }
 
 /// A call of `weather` in XML.
@@ -259,10 +268,7 @@ fn a_truncated_xml_call_is_closed_despite_missing_tags() {
 fn an_xml_call_inside_reasoning_is_reasoning() {
     let (inside, after) = (call_of(&[("city", "Bern")]), call_of(&[("days", "1")]));
     let reply = format!("Call {inside}?\n</think>\n\n{after}");
-    assert_eq!(
-        described(Thinking::Begun, ToolFormat::QwenXml, &reply),
-        format!("(Call {inside}?)0 weather {{\"days\": 1}}.")
-    );
+    assert_eq!(described(BEGUN, ToolFormat::QwenXml, &reply), format!("(Call {inside}?)0 weather {{\"days\": 1}}."));
 }
 
 #[test]
@@ -295,29 +301,129 @@ fn xml_strings_stream_and_other_values_arrive_whole() {
 }
 
 #[test]
+fn calls_of_gemma_4_become_json() {
+    let nested = "<|tool_call>call:weather{city:<|\"|>Saint-\"Denis\", {a:1}<|\"|>,days:-3,exact:true,\
+                  list:[<|\"|>a<|\"|>,2.5e3,[],{<|\"|>q<|\"|>:null}],more:{deep:{er:[false]}}}<tool_call|>";
+    let json = r#"{"city": "Saint-\"Denis\", {a:1}", "days": -3, "exact": true, "list": ["a", 2.5e3, [], {"q": null}], "more": {"deep": {"er": [false]}}}"#;
+    assert_eq!(gemma(nested), format!("0 weather {json}."));
+    serde_json::from_str::<Value>(json).expect("the arguments are JSON");
+    let several = "Let me see.\n<|tool_call>call:ping{}<tool_call|><|tool_call>call:ping{ any : 1 }<tool_call|>\nDone.";
+    assert_eq!(gemma(several), "[Let me see.]0 ping {}.1 ping {\"any\": 1}.[\nDone.]");
+    // The quotes of a string may follow text that looks like their beginning.
+    assert_eq!(
+        gemma("<|tool_call>call:ping{any:<|\"|><<|<|\"<\n\\<|\"|>}<tool_call|>"),
+        r#"0 ping {"any": "<<|<|\"<\n\\"}."#
+    );
+    // The value's type in the schema decides, as in the XML format.
+    assert_eq!(
+        gemma("<|tool_call>call:weather{city:12,days:12,note:None,any:<|\"|>12<|\"|>,id:7}<tool_call|>"),
+        r#"0 weather {"city": "12", "days": 12, "note": null, "any": "12", "id": 7}."#
+    );
+}
+
+#[test]
+fn calls_of_gemma_4_with_small_mistakes_are_read() {
+    for (arguments, json) in [
+        ("{\"city\":\"A, }\\\"\",\"days\":2}", r#"{"city": "A, }\"", "days": 2}"#),
+        ("{city:New York, days: 2,}", r#"{"city": "New York", "days": 2}"#),
+        ("{<|\"|>city<|\"|>:<|\"|>Bern<|\"|>}", r#"{"city": "Bern"}"#),
+        ("{list:[1,\n 2 , True]}", r#"{"list": [1, 2, true]}"#),
+        ("{list:['a', 'b\"'],city:'Bern, CH'}", r#"{"list": ["a", "b\""], "city": "Bern, CH"}"#),
+        ("{any:\"a\nb\",city:null}", r#"{"any": "a\nb", "city": null}"#),
+    ] {
+        assert_eq!(gemma(&format!("<|tool_call>call:weather{arguments}<tool_call|>")), format!("0 weather {json}."));
+        assert_eq!(gemma(&format!("<|tool_call>call:weather{arguments}")), format!("0 weather {json}."), "no end tag");
+    }
+    let unclosed = ["{days:1", "{days:1,", "{any:[{city:<|\"|>a<|\"|>"]
+        .map(|text| format!("<|tool_call>call:ping{text}<tool_call|>"));
+    assert_eq!(
+        gemma(&unclosed.concat()),
+        r#"0 ping {"days": 1}.1 ping {"days": 1}.2 ping {"any": [{"city": "a"}]}."#,
+        "the brackets at the end are missing"
+    );
+    // The next call is read, even if a string before it is not closed.
+    for open in ["<|\"|>x", "\"x"] {
+        let reply = format!("<|tool_call>call:ping{{any:{open}}}<tool_call|>\n<|tool_call>call:ping{{}}<tool_call|>");
+        assert!(gemma(&reply).ends_with("!1 ping {}."), "{open}");
+    }
+    let deep = format!("<|tool_call>call:ping{{any:{}", "[".repeat(200));
+    assert!(gemma(&deep).contains('!'), "a value has at most 100 levels");
+    for cut in ["{city:<|\"|>Be", "{city", "{days:1", "{list:[1", "{city:<|\"|>Bern<|\"|>,", "{<|\"|>ci"] {
+        assert!(gemma(&format!("<|tool_call>call:weather{cut}")).ends_with('!'), "{cut}");
+    }
+    for broken in ["{city:}", "{city::1}", "{list:[1}", "{{city:1}}", "{days:1<b", "{<b"] {
+        assert!(gemma(&format!("<|tool_call>call:weather{broken}")).contains('!'), "{broken}");
+    }
+    for reply in ["<|tool_call>", "<|tool_call>weather{}", "<|tool_call>call:{}", "<|tool_call>call:a\n{}"] {
+        assert_eq!(gemma(reply), format!("[{reply}]"));
+    }
+}
+
+#[test]
+fn strings_of_gemma_4_stream_and_other_values_arrive_whole() {
+    let mut gemma = parser(Thinking::Off, ToolFormat::Gemma4);
+    let mut json = |piece: &str| {
+        let json = gemma.feed(piece).into_iter().map(|part| match part {
+            ReplyPart::Arguments { json, .. } => json,
+            ReplyPart::CallBegin { name, .. } => name,
+            _ => String::new(),
+        });
+        json.collect::<String>()
+    };
+    for (piece, expected) in [
+        ("<|tool_call>", ""),
+        ("call:weat", ""),
+        ("her{", "weather"),
+        ("ci", "{"),
+        ("ty:", "\"city\": "),
+        ("<|\"|>", "\""),
+        ("New ", "New "),
+        ("York", "York"),
+        ("<|\"|>", "\""),
+        (",days:1", ", \"days\": "),
+        ("2", ""),
+        ("}", "12}"),
+    ] {
+        assert_eq!(json(piece), expected, "{piece:?}");
+    }
+}
+
+#[test]
+fn gemma_4_reasons_in_a_channel() {
+    let [possible, begun] = CHANNEL;
+    let think = |thinking, reply: &str| described(thinking, ToolFormat::Gemma4, reply);
+    let call = "<|tool_call>call:ping{}<tool_call|>";
+    let reply = format!("<|channel>thought\nHm <b>\n<channel|>So:{call}");
+    assert_eq!(think(possible, &reply), "(Hm <b>)[So:]0 ping {}.");
+    assert_eq!(think(begun, &reply), think(possible, &reply), "the repeated opening tag is dropped");
+    assert_eq!(think(begun, "Hm.\n<channel|>So"), "(Hm.)[So]");
+    assert_eq!(think(possible, "<|channel>thought\n<channel|>So"), "[So]");
+    // The tags are control tokens, so they have their meaning anywhere.
+    assert_eq!(think(begun, &format!("Hm.\n{call}<channel|>")), "(Hm.)0 ping {}.");
+    assert_eq!(think(possible, "So.<|channel>thought\nHm.<channel|>Yes<channel|>."), "[So.](Hm.)[Yes][.]");
+    assert_eq!(think(possible, "<|tool_call>call:ping{any:}<tool_call|>So"), "0 ping {\"any\": ![}][So]");
+    let plain = |thinking, reply: &str| described(thinking, ToolFormat::None, reply);
+    assert_eq!(plain(possible, &format!("So.<|channel>thought\nHm.<channel|>{call}")), format!("[So.](Hm.)[{call}]"));
+    assert_eq!(plain(Thinking::Off, "<|channel>thought"), "[<|channel>thought]");
+}
+
+#[test]
 fn reasoning_ends_at_its_closing_tag() {
     let think = |thinking, reply: &str| described(thinking, ToolFormat::Hermes, reply);
     let reply = "<think>\nHm <b>.\n\nYes.\n</think>\n\nHello <think>\n";
-    assert_eq!(think(Thinking::Possible, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]");
-    assert_eq!(
-        think(Thinking::Begun, reply),
-        "(Hm <b>.\n\nYes.)[Hello <think>\n]",
-        "the repeated opening tag is dropped"
-    );
-    assert_eq!(think(Thinking::Begun, "\nHm.</think>Hello"), "(Hm.)[Hello]");
-    assert_eq!(think(Thinking::Begun, "</think>\nHello"), "[Hello]");
-    assert_eq!(think(Thinking::Begun, "Cut o\n</thi"), "(Cut o\n</thi)");
-    assert_eq!(think(Thinking::Possible, " <thin"), "[ <thin]");
-    assert_eq!(think(Thinking::Possible, "\nNo <think>x</think>"), "[\nNo <think>x</think>]");
+    assert_eq!(think(POSSIBLE, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]");
+    assert_eq!(think(BEGUN, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]", "the repeated opening tag is dropped");
+    assert_eq!(think(BEGUN, "\nHm.</think>Hello"), "(Hm.)[Hello]");
+    assert_eq!(think(BEGUN, "</think>\nHello"), "[Hello]");
+    assert_eq!(think(BEGUN, "Cut o\n</thi"), "(Cut o\n</thi)");
+    assert_eq!(think(POSSIBLE, " <thin"), "[ <thin]");
+    assert_eq!(think(POSSIBLE, "\nNo <think>x</think>"), "[\nNo <think>x</think>]");
     assert_eq!(think(Thinking::Off, reply), format!("[{reply}]"));
     let inside = "Call <tool_call>\n{\"name\": \"a\", \"arguments\": {}}\n</tool_call>?";
     let after = "<tool_call>\n{\"name\": \"b\", \"arguments\": {}}\n</tool_call>";
-    assert_eq!(think(Thinking::Begun, &format!("{inside}\n</think>\n\n{after}")), format!("({inside})0 b {{}}."));
+    assert_eq!(think(BEGUN, &format!("{inside}\n</think>\n\n{after}")), format!("({inside})0 b {{}}."));
     let call = r#"{"name": "weather", "parameters": {}}"#;
-    assert_eq!(
-        described(Thinking::Begun, ToolFormat::Llama3Json, &format!("Hm.</think>\n{call}")),
-        "(Hm.)0 weather {}."
-    );
+    assert_eq!(described(BEGUN, ToolFormat::Llama3Json, &format!("Hm.</think>\n{call}")), "(Hm.)0 weather {}.");
 }
 
 #[test]
@@ -346,7 +452,7 @@ fn only_a_possible_tag_is_held_back() {
 }
 
 /// Fragments that replies are made of, whole and broken.
-const FRAGMENTS: [&str; 32] = [
+const FRAGMENTS: [&str; 42] = [
     "<tool_call>",
     "\n",
     "</tool_call>",
@@ -379,6 +485,16 @@ const FRAGMENTS: [&str; 32] = [
     "</function>\n</tool_call>",
     "<tool_call>\n<function=ping>\n<parameter=note>\nnull\n</parameter>\n</function>\n</tool_call>",
     "3\n</parameter>\n",
+    "<|channel>thought\n",
+    "<channel|>",
+    "<|tool_call>call:weather{",
+    "city:<|\"|>",
+    "<|\"|>",
+    "list:[1,{",
+    "days:2,",
+    "}]",
+    "}<tool_call|>",
+    "<|tool_call>call:ping{any:[<|\"|>b<|\"|>,0]}<tool_call|>",
 ];
 
 prop_compose! {
@@ -403,9 +519,9 @@ proptest! {
     #[test]
     fn no_text_is_lost_and_pieces_do_not_change_parts(
         (reply, pieces) in reply_in_pieces(),
-        thinking in prop::sample::select(vec![Thinking::Off, Thinking::Possible, Thinking::Begun]),
+        thinking in prop::sample::select(vec![Thinking::Off, POSSIBLE, BEGUN, CHANNEL[0], CHANNEL[1]]),
         tools in prop::sample::select(vec![
-            ToolFormat::None, ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::QwenXml,
+            ToolFormat::None, ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::QwenXml, ToolFormat::Gemma4,
         ]),
     ) {
         let parts = read(parser(thinking, tools), pieces.iter().map(String::as_str));
@@ -414,7 +530,7 @@ proptest! {
         let (mut open, mut arguments) = (None, "");
         for part in &parts {
             match part {
-                ReplyPart::CallEnd { is_closed: true } if tools == ToolFormat::QwenXml => {
+                ReplyPart::CallEnd { is_closed: true } if matches!(tools, ToolFormat::QwenXml | ToolFormat::Gemma4) => {
                     prop_assert!(open.take().is_some() && serde_json::from_str::<Value>(arguments).is_ok(), "{}", arguments);
                 }
                 ReplyPart::CallBegin { index, .. } => prop_assert!(open.replace(*index).is_none(), "calls do not nest"),
@@ -435,21 +551,31 @@ proptest! {
 fn parsing_a_long_reply_takes_linear_time() {
     // Quadratic time would take minutes for each unit.
     let (name, value) = ("<tool_call><function=f><parameter=", "<tool_call><function=f><parameter=city>");
-    let units =
-        ["\n", "<", "<tool_call>", "<tool_call>{\"name\": \"", " ", "{", "; ", "</think>", name, "</parameter>\n"];
-    for (begin, unit) in ["", "<tool_call>", name, value].into_iter().flat_map(|begin| units.map(|unit| (begin, unit)))
-    {
+    let common = ["\n", "<", " ", "{", "; "];
+    let units = ["<tool_call>", "<tool_call>{\"name\": \"", "</think>", name, "</parameter>\n"];
+    let mut rows = Vec::new();
+    for begin in ["", "<tool_call>", name, value] {
+        for unit in common.into_iter().chain(units) {
+            let formats = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::QwenXml];
+            rows.extend(formats.map(|format| (begin, unit, format, [Thinking::Off, POSSIBLE, BEGUN])));
+        }
+    }
+    let [possible, begun] = CHANNEL;
+    for begin in ["", "<|tool_call>call:f{a:", "<|tool_call>call:f{a:[", "<|tool_call>call:f{a:<|\"|>"] {
+        for unit in common.into_iter().chain(["<|tool_call>call:f{", "<|\"|>", "<channel|>", "[", "a,", "<|", "\""]) {
+            rows.push((begin, unit, ToolFormat::Gemma4, [Thinking::Off, possible, begun]));
+        }
+    }
+    for (begin, unit, format, thinking) in rows {
         let reply = begin.to_owned() + &unit.repeat(200_000 / unit.len());
-        for tools in [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::QwenXml] {
-            for thinking in [Thinking::Off, Thinking::Possible, Thinking::Begun] {
-                let mut parser = parser(thinking, tools);
-                let bytes = |parts: Vec<ReplyPart>| parts.iter().map(|part| part.text().len()).sum::<usize>();
-                let mut received = 0;
-                for piece in reply.as_bytes().chunks(3) {
-                    received += bytes(parser.feed(std::str::from_utf8(piece).expect("ASCII")));
-                }
-                assert_eq!(received + bytes(parser.finish()), reply.len(), "{unit:?}");
+        for thinking in thinking {
+            let mut parser = parser(thinking, format);
+            let bytes = |parts: Vec<ReplyPart>| parts.iter().map(|part| part.text().len()).sum::<usize>();
+            let mut received = 0;
+            for piece in reply.as_bytes().chunks(3) {
+                received += bytes(parser.feed(std::str::from_utf8(piece).expect("ASCII")));
             }
+            assert_eq!(received + bytes(parser.finish()), reply.len(), "{unit:?}");
         }
     }
 }

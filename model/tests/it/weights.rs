@@ -147,13 +147,9 @@ fn an_unknown_architecture_is_refused_with_the_supported_list() {
     assert_eq!(
         error.to_string(),
         "the architecture [\"FalconForCausalLM\"] is not supported; expected one of \
-         Qwen2_5_VLForConditionalGeneration, Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, \
-         Qwen3VLMoeForConditionalGeneration, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration, \
-         Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, \
-         LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, InternVLChatModel, \
-         Gemma3ForConditionalGeneration, Gemma3ForCausalLM, \
-         Gemma4ForConditionalGeneration, Gemma4ForCausalLM, Gemma4UnifiedForConditionalGeneration, \
-         Gemma4UnifiedForCausalLM"
+         {Qwen2_5_VL, Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen3_5, Qwen3_5Moe, InternVL, Gemma3, Gemma4, \
+         Gemma4Unified}ForConditionalGeneration, {Qwen3_5, Qwen3_5Moe, Qwen2, Qwen3, Qwen3Moe, Llama, Mistral, \
+         Gemma3, Gemma4, Gemma4Unified}ForCausalLM, InternVLChatModel"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("falcon")).error();

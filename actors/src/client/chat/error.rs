@@ -301,6 +301,9 @@ pub enum ToolError {
     /// The format in which this model writes tool calls is unknown.
     #[error("the format of this model's tool calls is unknown, so a call cannot be forced")]
     NoFormat,
+    /// No grammar can contain this model's tool calls.
+    #[error("the form of a reply with tool calls cannot be forced on this model")]
+    NotForced,
     /// The schema of a tool's parameters cannot be compiled.
     #[error("tool {index}: {source}")]
     Schema {
@@ -344,6 +347,9 @@ impl Hint for ToolError {
                     .to_owned()
             }
             ToolError::NoFormat => "set `reply_format` if you know it, or leave the choice to the model".to_owned(),
+            ToolError::NotForced => {
+                "leave the choice of tools to the model; a reply with a format cannot have tools".to_owned()
+            }
             ToolError::Schema { source, .. } => source.hint(),
         }
     }

@@ -51,11 +51,17 @@ impl GrammarCompiler {
     }
 
     /// Compiles the form of a whole reply, which may begin with reasoning. Reasoning is any text up
-    /// to its end tag.
+    /// to its end tag. If the tags are control tokens, the reply begins with the form.
     ///
     /// # Errors
-    /// Same as [`compile`](Self::compile), with the index of the tool if one tool is at fault.
+    /// Same as [`compile`](Self::compile), with the index of the tool if one tool is at fault, and
+    /// [`GrammarError::OpenReasoning`].
     pub fn compile_reply(&self, form: &ReplyForm, thinking: Thinking) -> Result<Grammar, ReplyFormError> {
+        let thinking = match thinking {
+            Thinking::Begun(tags) if tags.are_control => return Err(GrammarError::OpenReasoning.into()),
+            Thinking::Possible(tags) if tags.are_control => Thinking::Off,
+            thinking => thinking,
+        };
         if let (ReplyForm::Format(format), Thinking::Off) = (form, thinking) {
             return Ok(self.compile(format)?);
         }

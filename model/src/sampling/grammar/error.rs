@@ -24,6 +24,9 @@ pub enum GrammarError {
     /// The list of choices is empty.
     #[error("the list of choices is empty")]
     NoChoice,
+    /// The reply continues reasoning that ends with a control token, which no grammar can contain.
+    #[error("the reply continues reasoning, which in this model's format cannot be followed by a given form")]
+    OpenReasoning,
     /// The schema cannot be used: it is not a valid schema, contradicts itself, or has a keyword
     /// that is not supported.
     #[error("the JSON schema cannot be used")]
@@ -117,6 +120,7 @@ impl Hint for GrammarError {
         match self {
             GrammarError::TooLarge { part, limit, unit, .. } => format!("shorten the {part} to {limit} {unit}"),
             GrammarError::NoChoice => "give at least one choice".into(),
+            GrammarError::OpenReasoning => "turn reasoning off for this request (`reasoning_effort` none), or leave out the format".into(),
             GrammarError::Schema { .. } => {
                 "see the reason; among others, remote `$ref` and most look-around in patterns are not supported".into()
             }

@@ -43,12 +43,13 @@ impl LarkRules {
     /// The grammar of a reply that has the form `body` after its reasoning.
     pub(super) fn finish(mut self, thinking: Thinking, body: &str) -> TopLevelGrammar {
         let thoughts = match thinking {
-            Thinking::Off => "",
-            Thinking::Possible => "(\"<think>\" thoughts)? ",
-            Thinking::Begun => "thoughts ",
+            Thinking::Off => String::new(),
+            Thinking::Possible(tags) => format!("({} thoughts)? ", literal(tags.begin)),
+            Thinking::Begun(_) => "thoughts ".to_owned(),
         };
-        if thinking != Thinking::Off {
-            self.text += "thoughts: thought (\"\\n\" | \"\\n\\n\")?\nthought[suffix=\"</think>\"]: /(?s:.*)/\n";
+        if let Thinking::Possible(tags) | Thinking::Begun(tags) = thinking {
+            self.text += "thoughts: thought (\"\\n\" | \"\\n\\n\")?\n";
+            let _ = writeln!(self.text, "thought[suffix={}]: /(?s:.*)/", literal(tags.end));
         }
         for (index, token) in self.tokens.iter().enumerate() {
             let _ = writeln!(self.text, "TOKEN{index}: {token}");

@@ -70,7 +70,7 @@ impl ReplyRules {
         let tools = if may_call { format.tools } else { ToolFormat::None };
         Ok(ReplyRules {
             parser: ReplyParser::new(thinking, tools, chat.named_tools()),
-            tags: [thinking.tags(), tools.tags()].concat(),
+            tags: [&thinking.tokens(), tools.tags()].concat(),
             calls_max: if chat.is_parallel() { usize::MAX } else { 1 },
             is_forced: matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_)),
             tools,
@@ -108,8 +108,11 @@ impl ReplyRules {
 
     fn forced(&self, chat: &Chat) -> Result<(Vec<usize>, ForcedCalls), ChatError> {
         let (indices, tools) = chat.callable_tools()?.into_iter().unzip();
-        if self.tools == ToolFormat::None {
-            return Err(ToolError::NoFormat.into());
+        match self.tools {
+            ToolFormat::None => return Err(ToolError::NoFormat.into()),
+            // The calls contain control tokens, which no grammar can contain.
+            ToolFormat::Gemma4 => return Err(ToolError::NotForced.into()),
+            ToolFormat::Hermes | ToolFormat::Llama3Json | ToolFormat::QwenXml => {}
         }
         Ok((indices, ForcedCalls { format: self.tools, tools, is_parallel: chat.is_parallel() }))
     }

@@ -78,12 +78,13 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
-    use bursar_model::text::{ReplyParser, Thinking, ToolFormat};
+    use bursar_model::text::{ReasoningTags, ReplyParser, Thinking, ToolFormat};
 
     use super::*;
 
     fn answer_and_events(reply: &str) -> (Answer, Vec<ChatEvent>) {
-        let (mut parser, mut answer) = (ReplyParser::new(Thinking::Possible, ToolFormat::Hermes, []), Answer::new());
+        let (mut parser, mut answer) =
+            (ReplyParser::new(Thinking::Possible(ReasoningTags::THINK), ToolFormat::Hermes, []), Answer::new());
         let mut parts = parser.feed(reply);
         parts.extend(parser.finish());
         let events = parts.into_iter().flat_map(|part| answer.take(part)).collect();

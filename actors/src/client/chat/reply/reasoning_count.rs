@@ -31,9 +31,12 @@ impl ReasoningCount {
 
 #[cfg(test)]
 mod tests {
-    use bursar_model::text::{ReplyParser, Thinking, ToolFormat};
+    use bursar_model::text::{ReasoningTags, ReplyParser, Thinking, ToolFormat};
 
     use super::*;
+
+    const POSSIBLE: Thinking = Thinking::Possible(ReasoningTags::THINK);
+    const BEGUN: Thinking = Thinking::Begun(ReasoningTags::THINK);
 
     /// Counts the reasoning tokens among `tokens`.
     fn counted(thinking: Thinking, tokens: &[&str]) -> usize {
@@ -50,22 +53,18 @@ mod tests {
     #[test]
     fn reasoning_tokens_exclude_the_tags_around_them() {
         let reply = ["<think>", "\n", "One", " two", ".", "\n", "</think>", "\n\n", "Three", "."];
-        assert_eq!(counted(Thinking::Possible, &reply), 5);
-        assert_eq!(counted(Thinking::Begun, &reply[2..]), 4, "the prompt contains the opening tag");
-        assert_eq!(
-            counted(Thinking::Begun, &reply),
-            6,
-            "with the opening tag in the prompt, a second one counts as text"
-        );
-        assert_eq!(counted(Thinking::Possible, &reply[7..]), 0, "a reply without an opening tag has no reasoning");
+        assert_eq!(counted(POSSIBLE, &reply), 5);
+        assert_eq!(counted(BEGUN, &reply[2..]), 4, "the prompt contains the opening tag");
+        assert_eq!(counted(BEGUN, &reply), 6, "with the opening tag in the prompt, a second one counts as text");
+        assert_eq!(counted(POSSIBLE, &reply[7..]), 0, "a reply without an opening tag has no reasoning");
         assert_eq!(counted(Thinking::Off, &reply), 0);
     }
 
     #[test]
     fn split_tags_count_as_reasoning_only_when_incomplete() {
         let spelled = ["<", "think", ">", "a", "</", "think", ">", "b"];
-        assert_eq!(counted(Thinking::Possible, &spelled), 1);
-        assert_eq!(counted(Thinking::Begun, &["a", "</", "thing", ">", "</think>", "b"]), 4);
-        assert_eq!(counted(Thinking::Begun, &["a", "</", "think"]), 3, "the reply was cut off during reasoning");
+        assert_eq!(counted(POSSIBLE, &spelled), 1);
+        assert_eq!(counted(BEGUN, &["a", "</", "thing", ">", "</think>", "b"]), 4);
+        assert_eq!(counted(BEGUN, &["a", "</", "think"]), 3, "the reply was cut off during reasoning");
     }
 }
