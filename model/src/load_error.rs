@@ -12,7 +12,7 @@ use crate::{blocks::ConfigError, checkpoint::QuantizationError, error::Checkpoin
 pub struct UnknownArchitecture {
     /// `architectures` of the checkpoint.
     pub found: Vec<String>,
-    /// All supported architectures, grouped by their endings.
+    /// All supported architectures, grouped by suffix.
     pub known: String,
 }
 

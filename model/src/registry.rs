@@ -409,18 +409,18 @@ fn unknown(checkpoint: &Checkpoint) -> UnknownArchitecture {
         found.extend(checkpoint.model_type().map(str::to_owned));
     }
     let known: Vec<_> = architectures().into_iter().map(|(architecture, _)| architecture).collect();
-    UnknownArchitecture { found, known: grouped(&known) }
+    UnknownArchitecture { found, known: group_by_suffix(&known) }
 }
 
-/// The architectures by their common endings, as in `{Qwen2, Llama}ForCausalLM`, because a list of all
-/// names would be too long for an error.
-fn grouped(architectures: &[&str]) -> String {
-    const ENDINGS: [&str; 2] = ["ForConditionalGeneration", "ForCausalLM"];
-    let groups = ENDINGS.map(|ending| {
-        let names: Vec<_> = architectures.iter().filter_map(|name| name.strip_suffix(ending)).collect();
-        format!("{{{}}}{ending}", names.join(", "))
+/// The architectures grouped by suffix, as in `{Qwen2, Llama}ForCausalLM`, because a list of all names
+/// would be too long for an error.
+fn group_by_suffix(architectures: &[&str]) -> String {
+    const SUFFIXES: [&str; 2] = ["ForConditionalGeneration", "ForCausalLM"];
+    let groups = SUFFIXES.map(|suffix| {
+        let names: Vec<_> = architectures.iter().filter_map(|name| name.strip_suffix(suffix)).collect();
+        format!("{{{}}}{suffix}", names.join(", "))
     });
-    let others = architectures.iter().filter(|name| !ENDINGS.iter().any(|ending| name.ends_with(ending)));
+    let others = architectures.iter().filter(|name| !SUFFIXES.iter().any(|suffix| name.ends_with(suffix)));
     let all: Vec<_> = groups.iter().map(String::as_str).chain(others.copied()).collect();
     all.join(", ")
 }

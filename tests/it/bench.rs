@@ -201,8 +201,8 @@ fn a_trace_is_replayed_at_its_own_or_another_rate() {
     assert_eq!((&slower["name"], &slower["rate"]), (&"day at 2/s".into(), &2.0.into()), "{slower}");
     assert!(number(&slower["seconds"]) >= 2.0, "{slower}");
     // With one request at a time, each request finds the blocks of the previous requests, and its
-    // times are measured from the moment at which the request is sent. The replies are long enough for
-    // several samples of the counts.
+    // times are measured from the moment at which the request is sent. The replies are long enough
+    // for `counts` to be sampled several times.
     let in_turn = run(&["--trace", trace, "--rate", "1000", "--max-concurrency", "1"]);
     assert_eq!(in_turn["name"], "day at 1000/s, at most 1 in flight", "{in_turn}");
     assert_eq!((&in_turn["answered"], &in_turn["cached_tokens"]), (&4.into(), &192.into()), "{in_turn}");

@@ -331,9 +331,9 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         assert!(matches!(no_format, ChatError::Tools(ToolError::NoFormat)), "{no_format}");
         let gemma = ReplyFormat { tools: ToolFormat::Gemma4, reasoning: ReasoningFormat::ThoughtChannel };
         let not_forced = refused(required().reply_format(gemma)).await;
-        assert!(matches!(not_forced, ChatError::Tools(ToolError::NotForced)), "{not_forced}");
+        assert!(matches!(not_forced, ChatError::Tools(ToolError::ForcingUnsupported)), "{not_forced}");
         let either = refused(about().reply_format(gemma).format(OutputFormat::Choice(vec!["a".into()]))).await;
-        assert!(matches!(either, ChatError::Tools(ToolError::NotForced)), "{either}");
+        assert!(matches!(either, ChatError::Tools(ToolError::ForcingUnsupported)), "{either}");
         let formed = refused(required().format(OutputFormat::json(json!({"type": "zebra"})))).await;
         assert!(matches!(formed, ChatError::Tools(ToolError::WithFormat)), "{formed}");
         let endless = refused(required().ignore_end()).await;

@@ -1,9 +1,9 @@
 //! A reader for the arguments of a tool call in Gemma 4's format, one character at a time. The reader
 //! converts them to JSON text as they arrive.
 //!
-//! Strings stand between two [quotes](GEMMA_QUOTE) and have no escapes. Keys have no quotes. Objects,
-//! lists and all other values look as in JSON. A string is returned while it arrives. Any other value
-//! is withheld until its end, because only the whole value shows whether it is JSON.
+//! Strings are delimited by [`<|"|>`](GEMMA_QUOTE), without escapes, and are returned as they arrive.
+//! Objects and lists are returned item by item. All other values, including strings in `"` or `'`, are
+//! withheld until they are complete, because only then it is known whether they are JSON.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::call_text::{escaped, json_of, push_escaped};
 use super::callable_tool::{CallableTool, JsonTypes};
 use super::reply_format::{GEMMA_CALL_END, GEMMA_QUOTE};
 
-/// Maximum objects and lists around a value, so that a reader of the JSON text accepts it.
+/// Maximum nesting depth, below the limits of common JSON parsers (128 in serde_json).
 const DEPTH_MAX: usize = 100;
 
 /// The reader of the arguments of a call, after `{`.
@@ -48,20 +48,20 @@ struct Container {
 enum CallState {
     /// Before a key of an object, a value of a list, or the end of either.
     Item,
-    /// In a key without quotes.
+    /// In a key without quotes, or in a key with the quotes of JSON.
     Key,
-    /// After a quoted key.
+    /// After a key in `<|"|>`.
     Colon,
     Value,
-    /// In the quote that opens a string or a key, or before a key in the tag that ends the call.
+    /// In a possible `<|"|>`. Before a key, this may also be the tag that ends the call.
     Quote {
         is_key: bool,
     },
     Text {
         is_key: bool,
     },
-    /// In a value that is neither a string nor an object nor a list. A model may write a string as in
-    /// JSON or Python, between these `quotes`.
+    /// In a value that is not delimited by `<|"|>`. A model may write a string as in JSON or Python.
+    /// `quotes` is the open `"` or `'`, if any.
     Scalar {
         quotes: Option<char>,
         is_escaped: bool,
@@ -234,7 +234,7 @@ impl GemmaCall {
         self.after_value(next)
     }
 
-    /// Returns the withheld value, and withholds the text after it.
+    /// Writes the withheld value as JSON, and then withholds `after`.
     fn end_scalar(&mut self, after: &str) {
         self.begin_value();
         let text = self.held.trim();

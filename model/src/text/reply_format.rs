@@ -37,7 +37,7 @@ pub enum ToolFormat {
     /// name it `qwen3_coder`.
     QwenXml,
     /// `<|tool_call>call:NAME{KEY:VALUE,..}<tool_call|>`, with text and further calls around it as in
-    /// Hermes. Strings stand between two `<|"|>` and have no escapes, and keys have no quotes (Google,
+    /// Hermes. Strings are delimited by `<|"|>`, without escapes, and keys have no quotes (Google,
     /// Gemma 4 prompt formatting). vLLM names it `gemma4`.
     Gemma4,
 }
@@ -51,8 +51,8 @@ pub enum ReasoningFormat {
     /// `<think>..</think>` at the beginning of the reply (DeepSeek-R1, arXiv 2501.12948; Qwen3,
     /// arXiv 2505.09388). The prompt may already contain the opening tag.
     ThinkTags,
-    /// `<|channel>thought\n..<channel|>` at the beginning of the reply (Google, Gemma 4 prompt
-    /// formatting). The prompt may already contain an empty channel.
+    /// `<|channel>thought\n..<channel|>` anywhere in the reply (Google, Gemma 4 prompt formatting).
+    /// With thinking turned off, the prompt may end with an empty channel.
     ThoughtChannel,
 }
 
@@ -63,20 +63,20 @@ pub struct ReasoningTags {
     pub(crate) end: &'static str,
     /// The token that begins each tag. A tokenizer may treat it as a control token.
     tokens: [&'static str; 2],
-    /// Whether the tokens are always control tokens, which no grammar can contain.
-    pub(crate) are_control: bool,
+    /// Whether the tokens are always special tokens, which no grammar can contain.
+    pub(crate) are_special: bool,
 }
 
 impl ReasoningTags {
     /// The tags of [`ReasoningFormat::ThinkTags`].
     pub const THINK: Self =
-        ReasoningTags { begin: "<think>", end: "</think>", tokens: ["<think>", "</think>"], are_control: false };
+        ReasoningTags { begin: "<think>", end: "</think>", tokens: ["<think>", "</think>"], are_special: false };
     /// The tags of [`ReasoningFormat::ThoughtChannel`].
     pub const CHANNEL: Self = ReasoningTags {
         begin: "<|channel>thought",
         end: "<channel|>",
         tokens: ["<|channel>", "<channel|>"],
-        are_control: true,
+        are_special: true,
     };
 }
 

@@ -88,9 +88,8 @@ pub struct ReplyParser {
     /// A format without tags needs the tools' names to distinguish a call from other JSON. Formats
     /// whose calls are not JSON need the types of their parameters.
     tools: Arc<[CallableTool]>,
-    /// The tags of reasoning, if they are control tokens. They then have their meaning in the whole
-    /// reply, and not only at its beginning.
-    control: Option<ReasoningTags>,
+    /// Reasoning tags that are recognized anywhere in the reply, because they are special tokens.
+    special_tags: Option<ReasoningTags>,
     state: State,
     calls: usize,
     parts: Vec<ReplyPart>,
@@ -106,7 +105,7 @@ enum State {
         end: &'static str,
         is_begun: bool,
     },
-    /// Line breaks that follow the opening tag, before reasoning that ends with this tag.
+    /// Line breaks that follow the opening tag. Holds the closing tag.
     ThoughtsBegin(&'static str),
     Thoughts(Search),
     /// Line breaks that follow the closing tag.
@@ -148,12 +147,12 @@ enum Phase {
 
 impl ReplyParser {
     pub fn new(thinking: Thinking, format: ToolFormat, tools: impl Into<Arc<[CallableTool]>>) -> Self {
-        let control = match thinking {
-            Thinking::Possible(tags) | Thinking::Begun(tags) => Some(tags).filter(|tags| tags.are_control),
+        let special_tags = match thinking {
+            Thinking::Possible(tags) | Thinking::Begun(tags) => Some(tags).filter(|tags| tags.are_special),
             Thinking::Off => None,
         };
         let (tools, state, parts) = (tools.into(), State::Plain, Vec::new());
-        let mut parser = ReplyParser { format, tools, control, state, calls: 0, parts };
+        let mut parser = ReplyParser { format, tools, special_tags, state, calls: 0, parts };
         parser.state = match thinking {
             Thinking::Off => parser.content(),
             Thinking::Possible(ReasoningTags { begin, end, .. }) => {
@@ -196,7 +195,7 @@ impl ReplyParser {
             State::Head(head) => self.text(&head.into_texts().concat()),
             State::ConvertedCall(mut call) => {
                 call.finish();
-                self.converted(&mut call);
+                self.add_arguments(&mut call);
                 self.parts.push(ReplyPart::CallEnd { is_closed: false });
             }
         }
@@ -224,14 +223,14 @@ impl ReplyParser {
     fn in_text(&self, follows_call: bool) -> State {
         let mut tags: Vec<_> = self.format.opening().into_iter().collect();
         if self.format == ToolFormat::Gemma4 {
-            // A control token after a call that broke off is not text.
+            // A special token after a call that broke off is not text.
             tags.extend(self.format.closing());
         }
-        tags.extend(self.control.into_iter().flat_map(|tags| [tags.begin, tags.end]));
+        tags.extend(self.special_tags.into_iter().flat_map(|tags| [tags.begin, tags.end]));
         if tags.is_empty() { State::Plain } else { State::Text { search: Search::new(tags), follows_call } }
     }
 
-    /// Reasoning up to this tag. A control token that opens a call ends it too.
+    /// Reasoning up to the tag `end`. A special token that opens a call ends it too.
     fn in_thoughts(&self, end: &'static str) -> State {
         let call = self.format.opening().filter(|_| self.format == ToolFormat::Gemma4);
         State::Thoughts(Search::new([end].into_iter().chain(call).collect()))
@@ -327,7 +326,7 @@ impl ReplyParser {
                 return true;
             }
             TagMatch::Tag => {
-                let reasoning = self.control.filter(|tags| tags.begin == search.tag);
+                let reasoning = self.special_tags.filter(|tags| tags.begin == search.tag);
                 self.markup(&search.release());
                 if let Some(tags) = reasoning {
                     self.state = State::ThoughtsBegin(tags.end);
@@ -482,7 +481,7 @@ impl ReplyParser {
 
     fn converted_call(&mut self, mut call: Box<ConvertedCall>, next: char) {
         let end = call.feed(next);
-        self.converted(&mut call);
+        self.add_arguments(&mut call);
         match end {
             None => self.state = State::ConvertedCall(call),
             Some(is_closed) => {
@@ -492,8 +491,8 @@ impl ReplyParser {
         }
     }
 
-    /// Returns the arguments that a call has read since the last time.
-    fn converted(&mut self, call: &mut ConvertedCall) {
+    /// Adds the arguments that a call has read since the last time.
+    fn add_arguments(&mut self, call: &mut ConvertedCall) {
         let (json, written) = call.text();
         self.arguments(json, written);
         json.clear();

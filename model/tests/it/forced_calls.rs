@@ -264,7 +264,6 @@ fn a_tool_with_an_unsupported_schema_is_named_by_index() {
     faulty[1].parameters = json!({"type": "object", "properties": {"a": {"multipleOf": 1e9}}});
     let ReplyFormError { tool, source } = refused(faulty.clone(), ToolFormat::Hermes);
     assert_eq!((tool, source.reason()), (Some(1), Some("`multipleOf` is above 100000000, at #/properties/a")));
-    assert_eq!(refused(tools(), ToolFormat::Gemma4), GrammarError::NoChoice.into());
     assert_eq!(refused(Vec::new(), ToolFormat::Hermes), GrammarError::NoChoice.into());
 }
 
@@ -285,9 +284,16 @@ fn tools_over_a_total_limit_are_refused_without_compiling_any() {
     assert!(matches!((tool, &source), (None, GrammarError::TooLarge { unit: "bytes of schemas", .. })), "{source}");
 }
 
-/// The tags of Gemma 4's reasoning are control tokens, so a form cannot follow open reasoning.
 #[test]
-fn a_form_replaces_reasoning_between_control_tokens() {
+fn calls_of_gemma_4_cannot_be_forced() {
+    let form = ReplyForm::Calls(calls(ToolFormat::Gemma4, false));
+    let error = QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("the forced call is refused").source;
+    assert_eq!(error, GrammarError::CallFormat);
+    assert!(error.hint().contains("tool choice"));
+}
+
+#[test]
+fn reasoning_between_special_tokens_cannot_precede_a_form() {
     let form = ReplyForm::Format(OutputFormat::Regex("[0-9]+".into()));
     let compile = |thinking| QWEN.compiler.compile_reply(&form, thinking);
     let error = compile(Thinking::Begun(ReasoningTags::CHANNEL)).expect_err("the reasoning is open").source;

@@ -302,8 +302,8 @@ pub enum ToolError {
     #[error("the format of this model's tool calls is unknown, so a call cannot be forced")]
     NoFormat,
     /// No grammar can contain this model's tool calls.
-    #[error("the form of a reply with tool calls cannot be forced on this model")]
-    NotForced,
+    #[error("this model's tool calls cannot be forced or combined with an output format")]
+    ForcingUnsupported,
     /// The schema of a tool's parameters cannot be compiled.
     #[error("tool {index}: {source}")]
     Schema {
@@ -347,8 +347,8 @@ impl Hint for ToolError {
                     .to_owned()
             }
             ToolError::NoFormat => "set `reply_format` if you know it, or leave the choice to the model".to_owned(),
-            ToolError::NotForced => {
-                "leave the choice of tools to the model; a reply with a format cannot have tools".to_owned()
+            ToolError::ForcingUnsupported => {
+                "leave the tool choice to the model, and set either tools or an output format".to_owned()
             }
             ToolError::Schema { source, .. } => source.hint(),
         }

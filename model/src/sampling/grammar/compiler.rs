@@ -51,15 +51,16 @@ impl GrammarCompiler {
     }
 
     /// Compiles the form of a whole reply, which may begin with reasoning. Reasoning is any text up
-    /// to its end tag. If the tags are control tokens, the reply begins with the form.
+    /// to its end tag. If the tags are special tokens, reasoning is not allowed: the reply begins with the
+    /// form.
     ///
     /// # Errors
     /// Same as [`compile`](Self::compile), with the index of the tool if one tool is at fault, and
     /// [`GrammarError::OpenReasoning`].
     pub fn compile_reply(&self, form: &ReplyForm, thinking: Thinking) -> Result<Grammar, ReplyFormError> {
         let thinking = match thinking {
-            Thinking::Begun(tags) if tags.are_control => return Err(GrammarError::OpenReasoning.into()),
-            Thinking::Possible(tags) if tags.are_control => Thinking::Off,
+            Thinking::Begun(tags) if tags.are_special => return Err(GrammarError::OpenReasoning.into()),
+            Thinking::Possible(tags) if tags.are_special => Thinking::Off,
             thinking => thinking,
         };
         if let (ReplyForm::Format(format), Thinking::Off) = (form, thinking) {

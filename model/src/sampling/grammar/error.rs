@@ -24,9 +24,13 @@ pub enum GrammarError {
     /// The list of choices is empty.
     #[error("the list of choices is empty")]
     NoChoice,
-    /// The reply continues reasoning that ends with a control token, which no grammar can contain.
-    #[error("the reply continues reasoning, which in this model's format cannot be followed by a given form")]
+    /// The prompt ends inside reasoning whose closing tag is a special token, which no grammar can
+    /// contain.
+    #[error("the prompt ends inside reasoning, and this model's reasoning cannot precede an output format")]
     OpenReasoning,
+    /// No grammar can contain calls in this format.
+    #[error("tool calls in this format cannot be forced")]
+    CallFormat,
     /// The schema cannot be used: it is not a valid schema, contradicts itself, or has a keyword
     /// that is not supported.
     #[error("the JSON schema cannot be used")]
@@ -120,7 +124,8 @@ impl Hint for GrammarError {
         match self {
             GrammarError::TooLarge { part, limit, unit, .. } => format!("shorten the {part} to {limit} {unit}"),
             GrammarError::NoChoice => "give at least one choice".into(),
-            GrammarError::OpenReasoning => "turn reasoning off for this request (`reasoning_effort` none), or leave out the format".into(),
+            GrammarError::CallFormat => "leave the tool choice to the model".into(),
+            GrammarError::OpenReasoning => "set `reasoning_effort` to `none`, or remove the format".into(),
             GrammarError::Schema { .. } => {
                 "see the reason; among others, remote `$ref` and most look-around in patterns are not supported".into()
             }

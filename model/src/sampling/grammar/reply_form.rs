@@ -25,8 +25,8 @@ const CALLS_MAX: usize = 16;
 /// Calls that a reply must consist of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForcedCalls {
-    /// The format in which the model writes a call. With [`ToolFormat::None`], no
-    /// call can be forced.
+    /// The format in which the model writes a call. With [`ToolFormat::None`] and
+    /// [`ToolFormat::Gemma4`], no call can be forced.
     pub format: ToolFormat,
     /// The tools that a call may choose from.
     pub tools: Vec<CallableTool>,
@@ -124,9 +124,7 @@ fn calls_of(rules: &mut LarkRules, calls: &ForcedCalls) -> Result<String, ReplyF
     require("list of tools", bytes, "bytes of schemas", TOOLS_BYTES_MAX)?;
     let mut alternatives = Vec::new();
     for (index, tool) in calls.tools.iter().enumerate() {
-        if let Some(call) = call_of(rules, tool, calls.format).transpose() {
-            alternatives.push(call.map_err(ReplyFormError::of(index))?);
-        }
+        alternatives.push(call_of(rules, tool, calls.format).map_err(ReplyFormError::of(index))?);
     }
     if alternatives.is_empty() {
         return Err(GrammarError::NoChoice.into());
@@ -140,15 +138,15 @@ fn calls_of(rules: &mut LarkRules, calls: &ForcedCalls) -> Result<String, ReplyF
     Ok("calls".to_owned())
 }
 
-/// A call of one tool. `None` if the format has no calls.
-fn call_of(rules: &mut LarkRules, tool: &CallableTool, format: ToolFormat) -> Result<Option<String>, GrammarError> {
+/// The rule of a call of one tool.
+fn call_of(rules: &mut LarkRules, tool: &CallableTool, format: ToolFormat) -> Result<String, GrammarError> {
     require("name of a tool", tool.name.len(), "bytes", NAME_BYTES_MAX)?;
     if format == ToolFormat::QwenXml {
         // The whole schema is checked first, because an error gives a place in the whole schema.
         arguments(tool).grammar()?;
-        return XmlCallRules::new(rules, tool).call().map(Some);
+        return XmlCallRules::new(rules, tool).call();
     }
-    let Some((before, after)) = format.frame(&tool.name) else { return Ok(None) };
+    let Some((before, after)) = format.frame(&tool.name) else { return Err(GrammarError::CallFormat) };
     let arguments = rules.part(&arguments(tool))?;
-    Ok(Some(format!("{} {arguments} {}", literal(&before), literal(after))))
+    Ok(format!("{} {arguments} {}", literal(&before), literal(after)))
 }

@@ -110,8 +110,8 @@ impl ReplyRules {
         let (indices, tools) = chat.callable_tools()?.into_iter().unzip();
         match self.tools {
             ToolFormat::None => return Err(ToolError::NoFormat.into()),
-            // The calls contain control tokens, which no grammar can contain.
-            ToolFormat::Gemma4 => return Err(ToolError::NotForced.into()),
+            // The calls contain special tokens, which no grammar can contain.
+            ToolFormat::Gemma4 => return Err(ToolError::ForcingUnsupported.into()),
             ToolFormat::Hermes | ToolFormat::Llama3Json | ToolFormat::QwenXml => {}
         }
         Ok((indices, ForcedCalls { format: self.tools, tools, is_parallel: chat.is_parallel() }))
