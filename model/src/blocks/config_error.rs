@@ -52,4 +52,27 @@ impl ConfigError {
             Err(ConfigError::Contradiction(format!("{field} is {value}; expected from 1 to {most}")))
         }
     }
+
+    /// Refuses a token id that the vocabulary does not have. `field` names the id in the error.
+    pub fn check_token(field: &str, token: usize, vocabulary: usize) -> Result<(), ConfigError> {
+        if token < vocabulary {
+            Ok(())
+        } else {
+            Err(ConfigError::Contradiction(format!("{field} is {token}, but vocab_size is {vocabulary}")))
+        }
+    }
+
+    /// Refuses the first setting that is not supported. A setting is its key, its value, whether this
+    /// value is supported, and the supported values. `place` is the prefix of the key in the error.
+    pub fn check_supported<const N: usize>(
+        place: &str,
+        settings: [(&str, String, bool, &'static str); N],
+    ) -> Result<(), ConfigError> {
+        match settings.into_iter().find(|(_, _, is_supported, _)| !is_supported) {
+            None => Ok(()),
+            Some((key, value, _, supported)) => {
+                Err(ConfigError::Unsupported { field: format!("{place}{key}"), value, supported })
+            }
+        }
+    }
 }

@@ -172,8 +172,8 @@ impl Decoder {
         &self.config
     }
 
-    /// The arguments of layer `layer` in a step. `embeddings` are the rows of the layers, if the
-    /// model has such rows.
+    /// The arguments of layer `layer` in a step. `embeddings` are the per-layer embeddings, if the
+    /// model has them.
     fn pass<'a>(
         &'a self,
         layer: usize,

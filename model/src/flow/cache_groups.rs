@@ -13,16 +13,16 @@ use std::collections::BTreeMap;
 use bursar_kernels::BLOCK_TOKENS;
 
 /// Padding takes at most 1 / `PADDING_PART` of the bytes of attention layers, unless that limit would
-/// result in more than [`GROUPS_MAX`] groups. A group with fewer layers than fit
-/// in its blocks is filled up with padding.
+/// result in more than [`GROUPS_MAX`] groups. A group with fewer layers than fit in its blocks is
+/// filled up with padding.
 const PADDING_PART: usize = 16;
 
 /// Maximum number of groups, unless the layers have more different windows. Each group costs a
 /// block table per sequence.
 const GROUPS_MAX: usize = 8;
 
-/// Like [`GROUPS_MAX`], for models whose layers have two key widths. With few groups, most of the blocks of the
-/// narrower layers would be padding.
+/// Like [`GROUPS_MAX`], for models whose layers have two key widths. With few groups, most of the
+/// blocks of the narrower layers would be padding.
 const MIXED_GROUPS_MAX: usize = 12;
 
 /// Weight of padding in groups with full attention. Such a group has blocks for the whole context,
@@ -39,7 +39,7 @@ pub struct SegmentLayers {
 }
 
 impl SegmentLayers {
-    /// One layer of either kind.
+    /// Segments of one layer, for layers of equal width.
     pub const ONE: SegmentLayers = SegmentLayers { full: 1, windowed: 1 };
 
     /// The smallest segment that whole layers of either kind fill exactly. Widths are key elements

@@ -10,10 +10,12 @@ use bursar_budgets::Hint;
 use bursar_kernels::Target;
 use bursar_model::{
     LoadError, Model,
+    blocks::DecoderConfig,
     checkpoint::{Checkpoint, CheckpointSource},
+    registry::FamilyConfig,
     text::PromptEncoder,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::bench::repository;
 
@@ -58,6 +60,12 @@ impl Copy {
         }
         fs::write(path, json.to_string()).expect("the file is written");
         self
+    }
+
+    /// A copy of a checkpoint with some keys of its `config.json` changed. `null` removes a key.
+    pub fn edited(folder: &str, edit: Value) -> Self {
+        let edits: Map<String, Value> = serde_json::from_value(edit).expect("an object");
+        edits.into_iter().fold(Copy::of(folder), |copy, (key, value)| copy.set("config.json", &[key.as_str()], value))
     }
 
     /// Changes a tensor's entry in a safetensors header, and renames the tensor to `name`.
@@ -156,4 +164,16 @@ impl Drop for Copy {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// The settings of a checkpoint's decoder, or why they are refused.
+pub fn read_decoder(copy: &Copy) -> Result<DecoderConfig, String> {
+    let config = FamilyConfig::of(&copy.open());
+    let message = |text: String| text.trim_start_matches("config.json: ").to_owned();
+    config.map(|config| config.decoder().clone()).map_err(|error| message(error.to_string()))
+}
+
+/// The settings of a checkpoint's decoder.
+pub fn decoder(copy: &Copy) -> DecoderConfig {
+    read_decoder(copy).unwrap_or_else(|error| panic!("{error}"))
 }

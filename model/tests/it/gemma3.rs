@@ -6,17 +6,16 @@
 use bursar_kernels::{Target, ops::gate_mul::GateActivation};
 use bursar_model::{
     MergeSize, Model,
-    blocks::DecoderConfig,
     checkpoint::{Checkpoint, CheckpointSource},
     flow::Grid,
     registry::FamilyConfig,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     bench::{Bench, Case, alone, encode, relative_error},
     common::golden_json,
-    copy::{Copy, GEMMA3, GEMMA3_TEXT},
+    copy::{Copy, GEMMA3, GEMMA3_TEXT, decoder, read_decoder},
 };
 
 const CPU: Target = Target::Cpu { threads: 2 };
@@ -25,22 +24,6 @@ const CONFIG: &str = "config.json";
 const KINDS: [&str; 7] = [SLIDING, SLIDING, SLIDING, SLIDING, SLIDING, FULL, SLIDING];
 const SLIDING: &str = "sliding_attention";
 const FULL: &str = "full_attention";
-
-fn read(copy: &Copy) -> Result<DecoderConfig, String> {
-    let config = FamilyConfig::of(&copy.open());
-    let message = |text: String| text.trim_start_matches("config.json: ").to_owned();
-    config.map(|config| config.decoder().clone()).map_err(|error| message(error.to_string()))
-}
-
-fn decoder(copy: &Copy) -> DecoderConfig {
-    read(copy).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// `gemma3_text` with some keys changed. `null` removes a key.
-fn edited(edit: Value) -> Copy {
-    let edits: Map<String, Value> = serde_json::from_value(edit).expect("an object");
-    edits.into_iter().fold(Copy::of(GEMMA3_TEXT), |copy, (key, value)| copy.set(CONFIG, &[key.as_str()], value))
-}
 
 #[test]
 fn defaults_match_transformers() {
@@ -71,24 +54,27 @@ fn defaults_match_transformers() {
 #[test]
 fn both_file_formats_mean_the_same() {
     let released = decoder(&Copy::of(GEMMA3_TEXT));
-    let saved = edited(json!({
-        "rope_local_base_freq": null,
-        "rope_theta": null,
-        "sliding_window_pattern": null,
-        "layer_types": KINDS,
-        "tie_word_embeddings": true,
-        "rope_parameters": {
-            "full_attention": { "rope_type": "default", "rope_theta": 1_000_000.0 },
-            "sliding_attention": { "rope_type": "default", "rope_theta": 10_000.0 },
-        },
-    }));
+    let saved = Copy::edited(
+        GEMMA3_TEXT,
+        json!({
+            "rope_local_base_freq": null,
+            "rope_theta": null,
+            "sliding_window_pattern": null,
+            "layer_types": KINDS,
+            "tie_word_embeddings": true,
+            "rope_parameters": {
+                "full_attention": { "rope_type": "default", "rope_theta": 1_000_000.0 },
+                "sliding_attention": { "rope_type": "default", "rope_theta": 10_000.0 },
+            },
+        }),
+    );
     assert_eq!(decoder(&saved), released);
     let scaled = json!({ "rope_type": "linear", "factor": 8.0 });
     let [released, saved] = [
         json!({ "rope_scaling": scaled }),
         json!({ "rope_theta": null, "rope_parameters": { "full_attention": scaled } }),
     ];
-    let [released, saved] = [released, saved].map(|edit| decoder(&edited(edit)));
+    let [released, saved] = [released, saved].map(|edit| decoder(&Copy::edited(GEMMA3_TEXT, edit)));
     assert_eq!(released, saved);
     assert_ne!(released.rope_of(5).1, released.rope_of(0).1, "only full attention is scaled");
 }
@@ -104,7 +90,7 @@ fn a_window_that_no_sequence_exceeds_keeps_the_local_frequencies() {
 
 #[test]
 fn unsupported_settings_are_refused_by_name() {
-    let refused = |edit: Value| read(&edited(edit)).expect_err("the settings are refused");
+    let refused = |edit: Value| read_decoder(&Copy::edited(GEMMA3_TEXT, edit)).expect_err("the settings are refused");
     let changes =
         |key: &str, value: &str| format!("{key} is {value}; this changes what the model computes and is not supported");
     assert_eq!(refused(json!({ "final_logit_softcapping": 30.0 })), changes("final_logit_softcapping", "30.0"));
@@ -135,7 +121,7 @@ fn unsupported_settings_are_refused_by_name() {
 
 #[test]
 fn settings_of_gemma_are_refused_for_other_families() {
-    let other = |key: &str, value: Value| read(&Copy::of("tests/golden/llama").set(CONFIG, &[key], value));
+    let other = |key: &str, value: Value| read_decoder(&Copy::of("tests/golden/llama").set(CONFIG, &[key], value));
     for (key, value) in [("query_pre_attn_scalar", json!(256)), ("rope_local_base_freq", json!(10_000))] {
         let error = other(key, value.clone()).expect_err("the key is refused");
         assert_eq!(error, format!("{key} is {value}; this changes what the model computes and is not supported"));
@@ -160,7 +146,7 @@ fn every_setting_of_gemma_changes_the_logits() {
         json!({ "sliding_window_pattern": 7 }),
         json!({ "rope_scaling": { "rope_type": "linear", "factor": 8.0 } }),
     ] {
-        let error = relative_error(&logits(&edited(edit.clone())), &whole);
+        let error = relative_error(&logits(&Copy::edited(GEMMA3_TEXT, edit.clone())), &whole);
         assert!(error > 1e-3, "{edit} changes the logits by only {error:e}");
     }
 }
@@ -170,7 +156,7 @@ fn picture_settings_are_read_and_wrong_ones_refused() {
     let family = FamilyConfig::of(&Copy::of(GEMMA3).open()).expect("the family serves it");
     assert_eq!(family.tile(), Some(Grid { t: 1, h: 12, w: 12 }));
     assert_eq!((family.merge().map(MergeSize::side), family.whole_picture_tokens(0)), (Some(2), 36));
-    let refused = |edit: fn(Copy) -> Copy| read(&edit(Copy::of(GEMMA3))).expect_err("the settings are refused");
+    let refused = |edit: fn(Copy) -> Copy| read_decoder(&edit(Copy::of(GEMMA3))).expect_err("the settings are refused");
     assert_eq!(
         refused(|copy| copy.set(CONFIG, &["mm_tokens_per_image"], json!(35))),
         "mm_tokens_per_image is 35; expected the square of a divisor of 12, the patches along a side"

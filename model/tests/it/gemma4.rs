@@ -5,7 +5,7 @@
 use bursar_kernels::{DType, Rank, Target};
 use bursar_model::{
     Model,
-    blocks::{DecoderConfig, KvSizes, PictureMask},
+    blocks::{KvSizes, PictureMask},
     checkpoint::{Checkpoint, CheckpointSource},
     flow::SegmentLayers,
     processor::{Size, Sizing},
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     bench::{Bench, Case, alone, encode, open_random, relative_error},
     common::golden_json,
-    copy::Copy,
+    copy::{Copy, decoder, read_decoder},
 };
 
 const CPU: Target = Target::Cpu { threads: 2 };
@@ -25,22 +25,6 @@ const TEXT: &str = "tests/golden/gemma4_text";
 const SHARING: &str = "tests/golden/gemma4_sharing";
 const PICTURES: &str = "tests/golden/gemma4";
 const CLIPPED: &str = "tests/golden/gemma4_clipped";
-
-fn read(copy: &Copy) -> Result<DecoderConfig, String> {
-    let config = FamilyConfig::of(&copy.open());
-    let message = |text: String| text.trim_start_matches("config.json: ").to_owned();
-    config.map(|config| config.decoder().clone()).map_err(|error| message(error.to_string()))
-}
-
-fn decoder(copy: &Copy) -> DecoderConfig {
-    read(copy).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// A checkpoint with some keys changed. `null` removes a key.
-fn edited(folder: &str, edit: Value) -> Copy {
-    let edits: Map<String, Value> = serde_json::from_value(edit).expect("an object");
-    edits.into_iter().fold(Copy::of(folder), |copy, (key, value)| copy.set(CONFIG, &[key.as_str()], value))
-}
 
 #[test]
 fn defaults_match_transformers() {
@@ -88,17 +72,18 @@ fn sizes_of_full_attention_have_two_spellings() {
     for keys in [["2", "6"], ["02", "06"]] {
         let listed: Map<_, _> = keys.iter().map(|key| ((*key).to_owned(), of_layer.clone())).collect();
         let saved = json!({ "global_head_dim": null, "num_global_key_value_heads": null, "per_layer_config": listed });
-        assert_eq!(decoder(&edited(TEXT, saved)), released);
+        assert_eq!(decoder(&Copy::edited(TEXT, saved)), released);
     }
     let uneven = json!({ "per_layer_config": { "2": of_layer, "6": { "head_dim": 32 } } });
-    let error = read(&edited(TEXT, uneven)).expect_err("the list is refused");
+    let error = read_decoder(&Copy::edited(TEXT, uneven)).expect_err("the list is refused");
     let expected = "per_layer_config must have one entry per layer with full attention, and all entries must be equal";
     assert_eq!(error, expected);
 }
 
 #[test]
 fn unsupported_settings_are_refused_by_name() {
-    let refused = |folder: &str, edit: Value| read(&edited(folder, edit)).expect_err("the settings are refused");
+    let refused =
+        |folder: &str, edit: Value| read_decoder(&Copy::edited(folder, edit)).expect_err("the settings are refused");
     let changes =
         |key: &str, value: &str| format!("{key} is {value}; this changes what the model computes and is not supported");
     assert_eq!(refused(TEXT, json!({ "enable_moe_block": true })), changes("enable_moe_block", "true"));
@@ -135,7 +120,7 @@ fn unsupported_settings_are_refused_by_name() {
     );
     let vision = |key: &str, value: Value| {
         let copy = Copy::of(PICTURES).set(CONFIG, &["vision_config", key], value);
-        read(&copy).expect_err("the settings are refused")
+        read_decoder(&copy).expect_err("the settings are refused")
     };
     assert_eq!(
         vision("hidden_activation", json!("gelu")),
@@ -174,7 +159,7 @@ fn settings_that_fit_the_same_weights_change_the_logits() {
         (TEXT, &text, partial(0.5)),
         (SHARING, &sharing, json!({ "final_logit_softcapping": 5.0 })),
     ] {
-        let error = relative_error(&logits(&edited(folder, edit.clone())), whole);
+        let error = relative_error(&logits(&Copy::edited(folder, edit.clone())), whole);
         assert!(error > 1e-3, "{edit} changes the logits by only {error:e}");
     }
 }

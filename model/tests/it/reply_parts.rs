@@ -81,6 +81,19 @@ fn gemma(reply: &str) -> String {
     described(Thinking::Off, ToolFormat::Gemma4, reply)
 }
 
+/// Checks the name and the arguments that a parser returns for each piece of a reply.
+fn assert_streams(tools: ToolFormat, pieces: &[(&str, &str)]) {
+    let mut parser = parser(Thinking::Off, tools);
+    for (piece, expected) in pieces {
+        let returned = parser.feed(piece).into_iter().map(|part| match part {
+            ReplyPart::Arguments { json, .. } => json,
+            ReplyPart::CallBegin { name, .. } => name,
+            _ => String::new(),
+        });
+        assert_eq!(returned.collect::<String>(), *expected, "{piece:?}");
+    }
+}
+
 /// A call of `weather` in XML.
 fn call_of(parameters: &[(&str, &str)]) -> String {
     let parameters = parameters.iter().map(|(name, value)| format!("<parameter={name}>\n{value}\n</parameter>\n"));
@@ -273,31 +286,23 @@ fn an_xml_call_inside_reasoning_is_reasoning() {
 
 #[test]
 fn xml_strings_stream_and_other_values_arrive_whole() {
-    let mut xml = parser(Thinking::Off, ToolFormat::QwenXml);
-    let mut json = |piece: &str| {
-        let json = xml.feed(piece).into_iter().map(|part| match part {
-            ReplyPart::Arguments { json, .. } => json,
-            ReplyPart::CallBegin { name, .. } => name,
-            _ => String::new(),
-        });
-        json.collect::<String>()
-    };
-    for (piece, expected) in [
-        ("<tool_call>\n<function=weat", ""),
-        ("her>", "weather"),
-        ("\n<parameter=city", ""),
-        (">\nNew ", "{\"city\": \"New "),
-        ("York\n", "York"),
-        ("</para", ""),
-        ("graph", "\\n</paragraph"),
-        ("\n</parameter>\n<", ""),
-        ("parameter=", "\""),
-        ("days>\n1", ", \"days\": "),
-        ("2", ""),
-        ("\n</parameter>\n</function>", "12}"),
-    ] {
-        assert_eq!(json(piece), expected, "{piece:?}");
-    }
+    assert_streams(
+        ToolFormat::QwenXml,
+        &[
+            ("<tool_call>\n<function=weat", ""),
+            ("her>", "weather"),
+            ("\n<parameter=city", ""),
+            (">\nNew ", "{\"city\": \"New "),
+            ("York\n", "York"),
+            ("</para", ""),
+            ("graph", "\\n</paragraph"),
+            ("\n</parameter>\n<", ""),
+            ("parameter=", "\""),
+            ("days>\n1", ", \"days\": "),
+            ("2", ""),
+            ("\n</parameter>\n</function>", "12}"),
+        ],
+    );
 }
 
 #[test]
@@ -361,31 +366,23 @@ fn calls_of_gemma_4_with_small_mistakes_are_read() {
 
 #[test]
 fn strings_of_gemma_4_stream_and_other_values_arrive_whole() {
-    let mut gemma = parser(Thinking::Off, ToolFormat::Gemma4);
-    let mut json = |piece: &str| {
-        let json = gemma.feed(piece).into_iter().map(|part| match part {
-            ReplyPart::Arguments { json, .. } => json,
-            ReplyPart::CallBegin { name, .. } => name,
-            _ => String::new(),
-        });
-        json.collect::<String>()
-    };
-    for (piece, expected) in [
-        ("<|tool_call>", ""),
-        ("call:weat", ""),
-        ("her{", "weather"),
-        ("ci", "{"),
-        ("ty:", "\"city\": "),
-        ("<|\"|>", "\""),
-        ("New ", "New "),
-        ("York", "York"),
-        ("<|\"|>", "\""),
-        (",days:1", ", \"days\": "),
-        ("2", ""),
-        ("}", "12}"),
-    ] {
-        assert_eq!(json(piece), expected, "{piece:?}");
-    }
+    assert_streams(
+        ToolFormat::Gemma4,
+        &[
+            ("<|tool_call>", ""),
+            ("call:weat", ""),
+            ("her{", "weather"),
+            ("ci", "{"),
+            ("ty:", "\"city\": "),
+            ("<|\"|>", "\""),
+            ("New ", "New "),
+            ("York", "York"),
+            ("<|\"|>", "\""),
+            (",days:1", ", \"days\": "),
+            ("2", ""),
+            ("}", "12}"),
+        ],
+    );
 }
 
 #[test]

@@ -35,10 +35,7 @@ impl PlaceholderTokens {
         let default = Some(video_default).filter(|token| (*token as usize) < vocabulary);
         let video = token("video_token_id")?.or(default);
         for (field, token) in [("image_token_id", Some(image)), ("video_token_id", video)] {
-            if let Some(token) = token.filter(|token| *token as usize >= vocabulary) {
-                let text = format!("{field} is {token}, but vocab_size is {vocabulary}");
-                return Err(ConfigError::Contradiction(text));
-            }
+            token.map_or(Ok(()), |token| ConfigError::check_token(field, token as usize, vocabulary))?;
         }
         if video == Some(image) {
             let text = format!("image_token_id and video_token_id are both {image}");

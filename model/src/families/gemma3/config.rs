@@ -81,10 +81,7 @@ impl Config {
         // transformers has saved this id under both names.
         let key = if config.contains_key("image_token_id") { "image_token_id" } else { "image_token_index" };
         let image_token = stated(key)?.unwrap_or(262_144);
-        if image_token >= decoder.vocabulary {
-            let text = format!("{key} is {image_token}, but vocab_size is {}", decoder.vocabulary);
-            return Err(ConfigError::Contradiction(text));
-        }
+        ConfigError::check_token(key, image_token, decoder.vocabulary)?;
         Ok(Config { decoder, vision, image_token: image_token as u32 })
     }
 }
@@ -164,15 +161,10 @@ impl Fields {
             )));
         }
         const ACTIVATION: &str = "gelu_pytorch_tanh";
-        let unsupported: [(&str, String, bool, &'static str); 2] = [
+        let settings = [
             ("num_channels", self.num_channels.to_string(), self.num_channels == 3, "3"),
             ("hidden_act", self.hidden_act.clone(), self.hidden_act == ACTIVATION, ACTIVATION),
         ];
-        match unsupported.into_iter().find(|(_, _, holds, _)| !holds) {
-            None => Ok(()),
-            Some((key, value, _, supported)) => {
-                Err(ConfigError::Unsupported { field: format!("vision_config.{key}"), value, supported })
-            }
-        }
+        ConfigError::check_supported("vision_config.", settings)
     }
 }

@@ -105,11 +105,7 @@ impl Config {
         input.check(checkpoint.image_processor.as_ref(), None)?;
         let token = |key: &str, default: usize| {
             let token = config.get(key).map_or(Ok(None), Option::<usize>::deserialize)?.unwrap_or(default);
-            if token < decoder.vocabulary {
-                return Ok(token as u32);
-            }
-            let text = format!("{key} is {token}, but vocab_size is {}", decoder.vocabulary);
-            Err(ConfigError::Contradiction(text))
+            ConfigError::check_token(key, token, decoder.vocabulary).map(|()| token as u32)
         };
         let image_token = token("image_token_id", 258_880)?;
         let picture_ends = [token("boi_token_id", 255_999)?, token("eoi_token_id", 258_882)?];
@@ -197,16 +193,11 @@ impl Fields {
         }
         const ACTIVATION: &str = "gelu_pytorch_tanh";
         let kv_heads = self.num_key_value_heads;
-        let unsupported: [(&str, String, bool, &'static str); 3] = [
+        let settings = [
             ("num_key_value_heads", kv_heads.to_string(), kv_heads == heads, "the number of query heads"),
             ("hidden_activation", self.hidden_activation.clone(), self.hidden_activation == ACTIVATION, ACTIVATION),
             ("attention_bias", "true".to_owned(), self.attention_bias != Some(true), "false"),
         ];
-        match unsupported.into_iter().find(|(_, _, holds, _)| !holds) {
-            None => Ok(()),
-            Some((key, value, _, supported)) => {
-                Err(ConfigError::Unsupported { field: format!("vision_config.{key}"), value, supported })
-            }
-        }
+        ConfigError::check_supported("vision_config.", settings)
     }
 }

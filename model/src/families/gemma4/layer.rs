@@ -15,7 +15,7 @@ use crate::{
 /// clamped.
 #[expect(clippy::large_enum_variant, reason = "there are four values per layer, so the size does not matter")]
 enum Projections {
-    /// One matrix with the rows of all projections.
+    /// A single matrix with the rows of all projections.
     Fused(Linear),
     Clipped(Vec<Clipped>),
 }

@@ -167,10 +167,7 @@ impl Config {
         vision.check_counts(config)?;
         vision.check_processors(checkpoint)?;
         let image_token = image_token(checkpoint, layout)?;
-        if image_token as usize >= decoder.vocabulary {
-            let text = format!("image_token_id is {image_token}, but vocab_size is {}", decoder.vocabulary);
-            return Err(ConfigError::Contradiction(text));
-        }
+        ConfigError::check_token("image_token_id", image_token as usize, decoder.vocabulary)?;
         Ok(Config { decoder, vision, image_token, layout })
     }
 }
@@ -368,7 +365,7 @@ impl Fields {
             )));
         }
         let is_known = ["layer_norm", "rms_norm"].contains(&self.norm_type.as_str());
-        let unsupported: [(&str, String, bool, &'static str); 6] = [
+        let settings = [
             ("num_channels", self.num_channels.to_string(), self.num_channels == 3, "3"),
             ("hidden_act", self.hidden_act.clone(), self.hidden_act == "gelu", "gelu"),
             ("norm_type", self.norm_type.clone(), is_known, "layer_norm and rms_norm"),
@@ -376,11 +373,6 @@ impl Fields {
             ("use_mask_token", "true".to_owned(), !self.use_mask_token, "false"),
             ("use_absolute_position_embeddings", "false".to_owned(), self.use_absolute_position_embeddings, "true"),
         ];
-        match unsupported.into_iter().find(|(_, _, holds, _)| !holds) {
-            None => Ok(()),
-            Some((key, value, _, supported)) => {
-                Err(ConfigError::Unsupported { field: format!("vision_config.{key}"), value, supported })
-            }
-        }
+        ConfigError::check_supported("vision_config.", settings)
     }
 }
