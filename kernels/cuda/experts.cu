@@ -4,8 +4,8 @@
 // A choice is one of the `top` experts of a row. Choice number row * top + k is the row's k-th
 // expert. A place is a position in the list of all choices sorted by expert (route.cu).
 //
-// gated_experts_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, Shazeer
-//                        2020, arXiv 2002.05202)
+// gated_experts_<type>   out[place] = activation(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU and
+//                        GeGLU, Shazeer 2020, arXiv 2002.05202)
 // experts_<type>         out[place] = router weight of the choice * (x[place] * w^T)
 // add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of
 //                        k; without `accumulate`, the sum replaces the previous contents
@@ -147,7 +147,7 @@ __device__ __forceinline__ void wait_for_groups() {
 template <typename Element, bool GATED>
 __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t in,
                                         uint32_t features, const uint32_t* choices, uint32_t top, const uint32_t* starts,
-                                        uint32_t count, const float* weights, Element* out) {
+                                        uint32_t count, const float* weights, uint32_t activation, Element* out) {
     __shared__ __align__(128) uint8_t stages[STAGES * STAGE_BYTES];
     __shared__ uint32_t scan_words[THREADS / WARP + 2];
     let_next_kernel_start();
@@ -220,7 +220,7 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
             }
         }
     }
-    write_tile<Element, GROUPS, GATED>(c, tile, first_feature, warp, features, choices, weights, out);
+    write_tile<Element, GROUPS, GATED>(c, tile, first_feature, warp, features, choices, weights, GatedProduct(activation), out);
 }
 
 // The range of places that belong to experts on this rank.
@@ -266,13 +266,14 @@ __device__ __forceinline__ void add_experts(const Element* products, const uint3
 #define KERNEL(name, Element)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
         gated_experts_##name(const Element* weight, const Element* x, uint32_t x_pitch, uint32_t in, uint32_t features,    \
-                             const uint32_t* choices, uint32_t top, const uint32_t* starts, uint32_t count, Element* out) {\
-        experts<Element, true>(x, x_pitch, weight, in, features, choices, top, starts, count, nullptr, out);               \
+                             const uint32_t* choices, uint32_t top, const uint32_t* starts, uint32_t count,\
+                             uint32_t activation, Element* out) {\
+        experts<Element, true>(x, x_pitch, weight, in, features, choices, top, starts, count, nullptr, activation, out); \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
         experts_##name(const Element* weight, const Element* x, uint32_t in, uint32_t features, const uint32_t* choices,   \
                        uint32_t top, const uint32_t* starts, uint32_t count, const float* weights, Element* out) {         \
-        experts<Element, false>(x, in, weight, in, features, choices, top, starts, count, weights, out);                   \
+        experts<Element, false>(x, in, weight, in, features, choices, top, starts, count, weights, contract::gate::SILU, out); \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(contract::experts::ADD_THREADS)                                           \
         add_experts_##name(const Element* products, const uint32_t* places, uint32_t top, const uint32_t* starts,          \

@@ -8,8 +8,9 @@
 // route_sort_u32     the place of each choice in the sorted order, and the choice at each place
 //
 // logits   [rows, experts] f32       rows are `pitch` elements apart
-// weights  [rows, top] f32           softmax over all experts, or over the row's chosen experts if
-//                                    `renormalized`
+// weights  [rows, top] f32           softmax over logit_scale * the logits of all experts, or of the
+//                                    row's chosen experts if `renormalized`; then multiplied by the
+//                                    expert's number in expert_scales [experts], if this is not null
 // places   [rows * top] u32          the place of each choice; between the two launches, the
 //                                    expert of each choice
 // choices  [rows * top] u32          the choice at each place: row * top + k for the row's k-th
@@ -34,20 +35,21 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     route_small_m_f32(const float* logits, uint32_t pitch, uint32_t rows, uint32_t experts, uint32_t top,
-                  uint32_t renormalized, float* weights, uint32_t* places, uint32_t* choices, uint32_t* starts,
-                  uint32_t* loads, const uint32_t* slots) {
+                  uint32_t renormalized, float logit_scale, const float* expert_scales, float* weights,
+                  uint32_t* places, uint32_t* choices, uint32_t* starts, uint32_t* loads, const uint32_t* slots) {
     __shared__ Sort sort;
     __shared__ uint32_t of_row[THREADS];
     let_next_kernel_start();
     sort.clear();
     wait_for_previous_kernel();
-    route_small_m(sort, of_row, logits, pitch, {rows, experts, top, renormalized != 0}, {weights, places, choices, starts, loads, slots});
+    route_small_m(sort, of_row, logits, pitch, {rows, experts, {top, renormalized != 0, logit_scale, expert_scales}},
+                  {weights, places, choices, starts, loads, slots});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     route_choose_f32(const float* logits, uint32_t pitch, uint32_t rows, uint32_t experts, uint32_t top,
-                     uint32_t renormalized, uint32_t block_rows, float* weights, uint32_t* places, uint32_t* counts,
-                     uint32_t* loads, const uint32_t* slots) {
+                     uint32_t renormalized, float logit_scale, const float* expert_scales, uint32_t block_rows,
+                     float* weights, uint32_t* places, uint32_t* counts, uint32_t* loads, const uint32_t* slots) {
     __shared__ uint32_t count[EXPERTS_MAX];
     let_next_kernel_start();
     for (uint32_t expert = threadIdx.x; expert < EXPERTS_MAX; expert += blockDim.x) {
@@ -56,10 +58,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_for_previous_kernel();
     __syncthreads();
     const uint32_t lane = threadIdx.x % LANES;
+    const Rule rule{top, renormalized != 0, logit_scale, expert_scales};
     const uint32_t last = min(rows, (blockIdx.x + 1) * block_rows);
     for (uint32_t row = blockIdx.x * block_rows + threadIdx.x / LANES; row < last; row += blockDim.x / LANES) {
         float weight;
-        const uint32_t own = choose(logits + static_cast<uint64_t>(row) * pitch, experts, top, renormalized, weight);
+        const uint32_t own = choose(logits + static_cast<uint64_t>(row) * pitch, experts, rule, weight);
         if (lane < top) {
             weights[row * top + lane] = weight;
             places[row * top + lane] = own;

@@ -207,11 +207,13 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
 #define KERNEL(name, Element)                                                                                              \
     extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)                              \
         route_normed_##name(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,                     \
-                            float weight_offset, uint32_t hidden, const Element* router, Element* normed, uint32_t rows, uint32_t experts, uint32_t top,        \
-                            uint32_t renormalized, float* weights, uint32_t* places, uint32_t* choices, uint32_t* starts, \
-                            uint32_t* loads, const uint32_t* slots) {                                                                             \
+                            float weight_offset, uint32_t hidden, const Element* router, Element* normed, uint32_t rows, \
+                            uint32_t experts, uint32_t top, uint32_t renormalized, float logit_scale, \
+                            const float* expert_scales, float* weights, uint32_t* places, uint32_t* choices, uint32_t* starts, \
+                            uint32_t* loads, const uint32_t* slots) { \
         route_normed(Operands<Element>{x, x_pitch, weight, NormTerms{epsilon, weight_offset}, hidden, router, normed},    \
-                     {rows, experts, top, renormalized != 0}, {weights, places, choices, starts, loads, slots});                 \
+                     {rows, experts, {top, renormalized != 0, logit_scale, expert_scales}}, \
+                     {weights, places, choices, starts, loads, slots}); \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

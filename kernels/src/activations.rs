@@ -93,6 +93,15 @@ impl<'s> Activations<'s> {
         self.plain.as_ref().expect("the activations exist in the plain format")
     }
 
+    /// Returns the unquantized rows for writing.
+    ///
+    /// # Panics
+    /// If there are no unquantized rows.
+    pub fn plain_mut(&mut self) -> Tensor<'_> {
+        let plain = self.plain.as_mut().expect("the activations exist in the plain format");
+        plain.row_range_mut(0..plain.rows())
+    }
+
     /// Returns the unquantized rows if they are the only format.
     pub(crate) fn lone_plain(&self) -> Option<&Tensor<'s>> {
         self.plain.as_ref().filter(|_| self.quantized.is_none())

@@ -39,6 +39,7 @@ const RECORDED: [Recorded; 27] = [
     Recorded { folder: "tests/golden/gemma4", cases: &["one_image", "several_images", "two_turns"] },
     Recorded { folder: "tests/golden/gemma4_clipped", cases: &["one_image", "several_images", "two_turns"] },
     text("tests/golden/gemma4_sharing"),
+    text("tests/golden/gemma4_moe"),
     text("tests/golden/qwen3_moe"),
     text("tests/golden/qwen3_moe_sparse"),
     Recorded {

@@ -169,9 +169,10 @@ fn chats_with_gemma_4_are_answered_as_recorded() {
     const PICTURES: [&str; 3] = ["one_image", "several_images", "two_turns"];
     recorded_chats_are_answered("gemma4_text", &["short", "long"]);
     recorded_chats_are_answered("gemma4_sharing", &["short", "long"]);
+    recorded_chats_are_answered("gemma4_moe", &["short", "long"]);
     recorded_chats_are_answered("gemma4", &PICTURES);
     recorded_chats_are_answered("gemma4_clipped", &PICTURES);
-    for folder in ["gemma4_text", "gemma4_sharing"] {
+    for folder in ["gemma4_text", "gemma4_sharing", "gemma4_moe"] {
         recorded_chats_are_answered_by(2, folder, &["short", "long"]);
     }
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "expert_tiles.cuh"
-#include "hopper_store.cuh"
 #include "tensor_core.cuh"
 
 // Transposes an 8 x 8 matrix of 16-bit elements; each lane has two elements of a row.
@@ -26,13 +25,14 @@ __device__ __forceinline__ uint2 adjacent_pairs(uint32_t low, uint32_t high) {
 
 // Writes the products of a warp's 16 weight rows with GROUPS * 8 places. `c` has the layout of
 // tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
-// of up. Otherwise, each product is multiplied by the factor of its place in `by`. The sums are
-// rounded and packed into words; then words with one feature of two places are transposed into
+// of up, to which `gated` is applied. Otherwise, each product is multiplied by the factor of its
+// place in `by`. The sums are rounded and packed into words; then words with one feature of two places are transposed into
 // words with two features of one place, and a lane stores four features at once (two if gated).
 // `out` is aligned to eight bytes, and `features` is a multiple of 8.
 template <typename Element, uint32_t GROUPS, bool GATED>
 __device__ __forceinline__ void write_places(const float (&c)[GROUPS][4], const float (&by)[GROUPS][2], const Tile& tile,
-                                             uint32_t first_feature, uint32_t warp, uint32_t features, Element* out) {
+                                             uint32_t first_feature, uint32_t warp, uint32_t features,
+                                             const GatedProduct& gated, Element* out) {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t feature = first_feature + warp * (GATED ? 8 : 16) + lane % 4 * (GATED ? 2 : 4);
 #pragma unroll

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "element.cuh"
-#include "logistic.cuh"
+#include "gate.cuh"
 
 // Consecutive places of one expert: `first` up to, but not including, `end`.
 struct Tile {
@@ -14,11 +14,12 @@ struct Tile {
 
 // Writes the products of a warp's 16 weight rows with GROUPS * 8 places. `c` has the layout of
 // tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
-// of up. Otherwise, each product is multiplied by the weight of its choice.
+// of up, to which `gated` is applied. Otherwise, each product is multiplied by the weight of its
+// choice.
 template <typename Element, uint32_t GROUPS, bool GATED>
 __device__ __forceinline__ void write_tile(const float (&c)[GROUPS][4], const Tile& tile, uint32_t first_feature,
                                            uint32_t warp, uint32_t features, const uint32_t* choices, const float* weights,
-                                           Element* out) {
+                                           const GatedProduct& gated, Element* out) {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (uint32_t group = 0; group < GROUPS; ++group) {
@@ -32,8 +33,7 @@ __device__ __forceinline__ void write_tile(const float (&c)[GROUPS][4], const Ti
             if (GATED) {
                 const uint32_t feature = first_feature + warp * 8 + lane / 4;
                 if (feature < features) {
-                    const float gate = c[group][i], up = c[group][2 + i];
-                    row[feature] = from_float<Element>(silu(gate) * up);
+                    row[feature] = from_float<Element>(gated(c[group][i], c[group][2 + i]));
                 }
             } else {
                 const float by = weights[choices[place]];

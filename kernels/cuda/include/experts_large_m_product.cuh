@@ -1,8 +1,8 @@
 // GEMMs of many rows with the weights of their experts on Hopper (sm_90a only), for prompt steps.
 // Tiles, the ring and the order of warpgroups are as in gemm_large_m.cu.
 //
-// gated_experts_large_m_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
-//                             (SwiGLU, arXiv 2002.05202)
+// gated_experts_large_m_<type>   out[place] = activation(x[row] * gate^T) * (x[row] * up^T)
+//                             (SwiGLU and GeGLU, arXiv 2002.05202)
 // experts_large_m_<type>         out[place] = router weight of the choice * (x[place] * w^T)
 //
 // experts_large_m_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
@@ -26,6 +26,7 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "expert_list.cuh"
+#include "gate.cuh"
 #include "hopper_store.cuh"
 #include "kernel_order.cuh"
 #include "large_m_stages.cuh"
@@ -63,6 +64,7 @@ struct Arguments {
     uint32_t features;
     uint32_t top;
     uint32_t experts;
+    uint32_t activation;  // contract::gate
     typename Format::Scales scales;
 
     // The row of x at a place.
@@ -206,6 +208,7 @@ __device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const A
     const uint32_t thread = threadIdx.x % WARPGROUP, lane = threadIdx.x % 32;
     const uint32_t to_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     const uint32_t to_piece = lane / 16;
+    const GatedProduct gated(arguments.activation);
 #pragma unroll
     for (uint32_t first = 0; first < WIDTH; first += AT_ONCE) {
         part_sync(ALONE + warpgroup, WARPGROUP);

@@ -1,8 +1,8 @@
 // GEMMs of few rows with the weights of their experts on Hopper, for decode steps. Their time is
 // bound by reading the weights of the chosen experts once.
 //
-// gated_experts_small_m_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
-//                                      (SwiGLU, arXiv 2002.05202)
+// gated_experts_small_m_<type>_r<PLACES>   out[place] = activation(x[row] * gate^T) * (x[row] * up^T)
+//                                      (SwiGLU and GeGLU, arXiv 2002.05202)
 // experts_small_m_<type>_r<PLACES>
 //                                      out[place] = router weight of the choice * (x[place] * w^T)
 //
@@ -60,6 +60,7 @@ struct Arguments {
     uint32_t features;
     uint32_t top;
     uint32_t experts;
+    uint32_t activation;  // contract::gate
     uint32_t stages;
     typename Format::Scales scales;
 };
@@ -363,7 +364,7 @@ __device__ __forceinline__ void small_m(const TensorMap& weight, const Arguments
                 }
             }
             write_places<typename Format::Element, PLACES / 8, GATED>(c, places.by, tile, feature, warp, arguments.features,
-                                                                      arguments.out);
+                                                                      GatedProduct(arguments.activation), arguments.out);
         }
     }
 }

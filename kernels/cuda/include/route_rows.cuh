@@ -25,11 +25,23 @@ __device__ __forceinline__ float value_of(uint32_t order) {
     return __uint_as_float(order >> 31 ? order & 0x7fffffffu : ~order);
 }
 
+// How experts are chosen and weighted (RoutingRule in calls/experts.rs).
+struct Rule {
+    uint32_t top;
+    bool renormalized;
+    float logit_scale;
+    const float* expert_scales;  // [experts], or null
+};
+
+struct Routed {
+    uint32_t rows, experts;
+    Rule rule;
+};
+
 // Chooses experts from a row of up to 32 * OF_LANE experts. Lane k gets the row's k-th choice and
 // its weight; lanes from `top` on get NO_EXPERT.
 template <uint32_t OF_LANE>
-__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalized,
-                                           float& weight) {
+__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, const Rule& rule, float& weight) {
     const uint32_t lane = threadIdx.x % LANES;
     float found[OF_LANE];
     uint32_t order[OF_LANE];  // 0 if the expert does not exist or is already chosen
@@ -40,7 +52,7 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
         order[i] = expert < experts ? order_of(found[i]) : 0u;
     }
     uint32_t own = NO_EXPERT, own_order = 0, largest = 0;
-    for (uint32_t rank = 0; rank < top; ++rank) {
+    for (uint32_t rank = 0; rank < rule.top; ++rank) {
         uint32_t best = 0, at = 0;
 #pragma unroll
         for (uint32_t i = 0; i < OF_LANE; ++i) {
@@ -58,29 +70,32 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
         own_order = rank == lane ? most : own_order;
     }
     const float from = value_of(largest);
-    weight = lane < top ? expf(value_of(own_order) - from) : 0.0f;
+    const auto exponential = [&](float logit) { return expf(rule.logit_scale * (logit - from)); };
+    weight = lane < rule.top ? exponential(value_of(own_order)) : 0.0f;
     float total = weight;
-    if (!renormalized) {
+    if (!rule.renormalized) {
         total = 0.0f;
 #pragma unroll
         for (uint32_t i = 0; i < OF_LANE; ++i) {
             if (i * LANES + lane < experts) {
-                total += expf(found[i] - from);
+                total += exponential(found[i]);
             }
         }
     }
     weight /= warp_sum(total);
+    if (rule.expert_scales != nullptr && lane < rule.top) {
+        weight *= rule.expert_scales[own];
+    }
     return own;
 }
 
 // Uses the smallest variant that supports all experts. With the larger variant, each lane would
 // process its share of 512 experts even if the model has only 128.
-__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalized,
-                                           float& weight) {
+__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, const Rule& rule, float& weight) {
     if (experts <= 4 * LANES) {
-        return choose<4>(logits, experts, top, renormalized, weight);
+        return choose<4>(logits, experts, rule, weight);
     }
-    return choose<EXPERTS_MAX / LANES>(logits, experts, top, renormalized, weight);
+    return choose<EXPERTS_MAX / LANES>(logits, experts, rule, weight);
 }
 
 // Sorts a range of choices within one block. Each warp has a contiguous part of the range.
@@ -191,11 +206,6 @@ struct Sort {
     }
 };
 
-struct Routed {
-    uint32_t rows, experts, top;
-    bool renormalized;
-};
-
 // Outputs of the routing, as in route.cu.
 struct RoutedTo {
     float* weights;
@@ -214,11 +224,11 @@ __device__ __forceinline__ void count_off(const uint32_t* slots, uint32_t row, u
 // Routes up to SMALL_M_ROWS rows completely, with one block. `sort.clear()` must have been called.
 __device__ __forceinline__ void route_small_m(Sort& sort, uint32_t (&of_row)[THREADS], const float* logits, uint32_t pitch,
                                           const Routed& routed, const RoutedTo& to) {
-    const uint32_t row = threadIdx.x / LANES, lane = threadIdx.x % LANES, top = routed.top;
+    const uint32_t row = threadIdx.x / LANES, lane = threadIdx.x % LANES, top = routed.rule.top;
     if (row < routed.rows) {
         float weight;
         const float* of_logits = logits + static_cast<uint64_t>(row) * pitch;
-        const uint32_t own = choose(of_logits, routed.experts, top, routed.renormalized, weight);
+        const uint32_t own = choose(of_logits, routed.experts, routed.rule, weight);
         if (lane < top) {
             to.weights[row * top + lane] = weight;
             of_row[row * top + lane] = own;

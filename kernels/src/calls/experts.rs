@@ -1,6 +1,6 @@
 //! Mixtures of experts.
 
-use super::{Linear, RmsNorm};
+use super::{GateActivation, Linear, RmsNorm};
 use crate::{Activations, RankShard, Tensor, Weight};
 
 /// Maximum number of experts of a layer.
@@ -66,15 +66,40 @@ impl<'s> Routing<'s> {
     }
 }
 
+/// How the experts of a row are chosen from its logits, and how their results are weighted.
+#[derive(Clone, Copy)]
+pub struct RoutingRule<'a> {
+    /// Number of experts that are chosen for each row.
+    pub top: usize,
+    /// `true` if a row's weights are scaled to add up to 1. Otherwise the weights are the
+    /// probabilities of the softmax over all experts.
+    pub renormalized: bool,
+    /// Factor of the logits, greater than 0.
+    pub logit_scale: f32,
+    /// `[experts]` f32: factor of the weight of each expert, after renormalization. `None` means 1.
+    pub expert_scales: Option<&'a Tensor<'a>>,
+}
+
+impl RoutingRule<'_> {
+    /// The weights of the `top` likeliest experts add up to 1.
+    pub fn renormalized(top: usize) -> Self {
+        RoutingRule { renormalized: true, ..RoutingRule::softmax(top) }
+    }
+
+    /// The weights of the `top` likeliest experts are their probabilities.
+    pub fn softmax(top: usize) -> Self {
+        RoutingRule { top, renormalized: false, logit_scale: 1.0, expert_scales: None }
+    }
+}
+
 /// Chooses experts. Among equal logits, the expert with the lower index comes first. NaN logits
 /// come last, and each weight whose softmax includes a NaN is NaN.
 #[non_exhaustive]
 pub struct Route<'a> {
     /// `[rows, experts]` f32. A gap between rows is allowed.
     pub logits: Tensor<'a>,
-    /// `true` if a row's weights are scaled to add up to 1. Otherwise the weights are the
-    /// probabilities of the softmax over all experts.
-    pub renormalized: bool,
+    /// `top` equals the number of choices per row in `out`.
+    pub rule: RoutingRule<'a>,
     /// Scratch declared with [`Target::route_scratch`](crate::Target::route_scratch); may be empty.
     pub scratch: Tensor<'a>,
     pub out: Routing<'a>,
@@ -98,7 +123,7 @@ pub struct RmsNormRoute<'a> {
     pub routing: Route<'a>,
 }
 
-/// Computes `out[place] = silu(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the
+/// Computes `out[place] = activation(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the
 /// row and the expert of the choice at `place` in the sorted order. Rows of `out` for experts that
 /// this rank does not hold are undefined.
 #[non_exhaustive]
@@ -111,6 +136,7 @@ pub struct GatedExperts<'a> {
     pub weight: Weight<'a>,
     /// The experts of each row.
     pub routing: Routing<'a>,
+    pub activation: GateActivation,
     /// Scratch declared with
     /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
     pub scratch: Tensor<'a>,

@@ -21,7 +21,9 @@ pub use {
         PairAxes, Rotary, RotaryKvWrite,
     },
     copies::{Arrival, BlockRange, CopyBlocks, Copying, Download, DownloadLater, Pieces, Upload},
-    experts::{AddExperts, AddExpertsRmsNorm, EXPERTS_MAX, GatedExperts, RmsNormRoute, Route, Routing, TOP_MAX},
+    experts::{
+        AddExperts, AddExpertsRmsNorm, EXPERTS_MAX, GatedExperts, RmsNormRoute, Route, Routing, RoutingRule, TOP_MAX,
+    },
     products::{
         ApplyGelu, Clamp, GateActivation, GateMul, GatedLinear, Gelu, LayerNorm, Linear, Measure, Quantize, RmsNorm,
         RmsNormAdd, SoftCap, Standardize,

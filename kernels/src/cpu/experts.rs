@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{
     arithmetic::{Matrix, multiply, silu},
     block_products::BlockWeight,
+    gelu::gelu_tanh,
     memory::{Output, Rows, Scratch, indices, widen},
     quantize::round_rows,
     quantized::{QuantizedInput, WeightRows},
@@ -12,11 +13,18 @@ use super::{
 };
 use crate::{
     Activations, DType, Tensor, Weight,
-    calls::{self, Routing},
+    calls::{self, GateActivation, Routing},
     target::{CPU_EXPERT_ROWS, CPU_PANEL_ROWS, cpu_experts_share},
 };
 
 pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
+    match call.activation {
+        GateActivation::Silu => gate(threads, &call, silu),
+        GateActivation::GeluTanh => gate(threads, &call, gelu_tanh),
+    }
+}
+
+fn gate(threads: &Threads, call: &calls::GatedExperts<'_>, unit: impl Fn(f32) -> f32 + Sync) {
     let (rows, features) = (call.out.rows(), call.out.columns());
     // Rows are quantized as a whole, but a panel has only some columns of a row, so quantization
     // needs the unquantized rows.
@@ -45,7 +53,7 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
         // thread writes these elements.
         let out = unsafe { out.part(place, columns.start, columns.len()) };
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = silu(*gate) * up;
+            *out = unit(*gate) * up;
         }
     });
     if let Some(quantized) = &call.out.quantized {

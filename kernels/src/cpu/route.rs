@@ -5,7 +5,7 @@ use super::{
     memory::{Output, Rows, indices},
     threads::Threads,
 };
-use crate::calls::{NO_SLOT, Route};
+use crate::calls::{NO_SLOT, Route, RoutingRule};
 
 pub(super) fn route(threads: &Threads, call: Route<'_>) {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
@@ -15,7 +15,7 @@ pub(super) fn route(threads: &Threads, call: Route<'_>) {
     threads.share(rows, rows * experts * top, |_, row| {
         // SAFETY: each row is one item, so no two threads write the same row.
         let (chosen, weights) = unsafe { (chosen.part(row, 0, top), weights.part(row, 0, top)) };
-        choose(logits.row(row), chosen, weights, call.renormalized);
+        choose(logits.row(row), chosen, weights, &call.rule);
     });
     let lists = [&call.out.choices, &call.out.places, &call.out.starts].map(|list| list.reshape([1, list.rows()]));
     // SAFETY: the threads above are done, and the three lists do not overlap.
@@ -36,7 +36,7 @@ pub(super) fn route(threads: &Threads, call: Route<'_>) {
 
 /// Chooses the experts of one row, in descending order of their logits, and computes their weights.
 #[inline(always)]
-fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalized: bool) {
+fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], rule: &RoutingRule<'_>) {
     let of = |expert: usize| if logits[expert].is_nan() { f32::NEG_INFINITY } else { logits[expert] };
     for rank in 0..chosen.len() {
         let left = (0..logits.len()).filter(|expert| !chosen[..rank].contains(&(*expert as u32)));
@@ -44,9 +44,14 @@ fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalized:
         chosen[rank] = best.expect("there are at least as many experts as are chosen per row") as u32;
     }
     let largest = logits[chosen[0] as usize];
-    weights.iter_mut().zip(&*chosen).for_each(|(weight, expert)| *weight = exp(logits[*expert as usize] - largest));
-    let total = if renormalized { sum(weights) } else { logits.iter().map(|logit| exp(logit - largest)).sum() };
+    let exponential = |logit: f32| exp(rule.logit_scale * (logit - largest));
+    weights.iter_mut().zip(&*chosen).for_each(|(weight, expert)| *weight = exponential(logits[*expert as usize]));
+    let total = if rule.renormalized { sum(weights) } else { logits.iter().map(|logit| exponential(*logit)).sum() };
     weights.iter_mut().for_each(|weight| *weight /= total);
+    if let Some(scales) = rule.expert_scales {
+        let scales = Rows::<f32>::of(scales).all();
+        weights.iter_mut().zip(&*chosen).for_each(|(weight, expert)| *weight *= scales[*expert as usize]);
+    }
 }
 
 /// Sorts the choices. On entry, `places` has each choice's expert. On return, `places` has each

@@ -2,7 +2,8 @@
 
 use bursar_budgets::Address;
 
-use crate::Tensor;
+use super::contract::gate;
+use crate::{Tensor, calls::GateActivation};
 
 /// Grid, block and dynamic shared memory of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,14 @@ macro_rules! arguments {
     ($($argument:expr),* $(,)?) => { $crate::cuda::arguments::Arguments::default()$(.with($argument))* };
 }
 pub(super) use arguments;
+
+/// The number by which kernels know the activation of a gate.
+pub(super) fn gate_number(activation: GateActivation) -> u32 {
+    match activation {
+        GateActivation::Silu => gate::SILU,
+        GateActivation::GeluTanh => gate::GELU_TANH,
+    }
+}
 
 /// Converts a count or a pitch to the type that kernels take. Panics if the number does not fit.
 /// The op layer has already refused such shapes.

@@ -4,7 +4,7 @@
 use bursar_budgets::{Address, DeviceError};
 
 use super::{
-    arguments::{Arguments, Extent, arguments, count},
+    arguments::{Arguments, Extent, arguments, count, gate_number},
     contract::{
         Experts, PLACES, experts as scheme, experts_small_m, gemm_large_m, route as routing, route_normed as normed,
     },
@@ -23,14 +23,9 @@ use crate::{
 pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelError> {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
     let kernels = cuda.entry_points();
-    let logits = arguments![
-        call.logits.address(),
-        count(call.logits.pitch()),
-        count(rows),
-        count(experts),
-        count(top),
-        u32::from(call.renormalized),
-    ];
+    let logits =
+        arguments![call.logits.address(), count(call.logits.pitch()), count(rows), count(experts), count(top),]
+            .followed_by(rule_of(&call));
     let out = &call.out;
     let slots = slots_of(&call);
     let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];
@@ -60,6 +55,12 @@ pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelErr
     }
 }
 
+/// Returns the kernels' arguments for the routing rule, except the number of choices.
+fn rule_of(call: &calls::Route<'_>) -> Arguments {
+    let calls::RoutingRule { renormalized, logit_scale, expert_scales, .. } = call.rule;
+    arguments![u32::from(renormalized), logit_scale, expert_scales.map_or(Address(0), Tensor::address)]
+}
+
 /// Returns the address of the rows' cache slots, or 0 if the call has no slots.
 fn slots_of(call: &calls::Route<'_>) -> Address {
     call.slots.as_ref().map_or(Address(0), Tensor::address)
@@ -87,14 +88,16 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Resu
         count(rows),
         count(product.weight.rows()),
         count(out.top),
-        u32::from(routing.renormalized),
+    ]
+    .followed_by(rule_of(&routing));
+    let arguments = arguments.followed_by(arguments![
         out.weights.address(),
         out.places.address(),
         out.choices.address(),
         out.starts.address(),
         routing.loads.address(),
         slots_of(&routing),
-    ];
+    ]);
     let shared = rows * (2 * hidden + normed::ROW_GAP_BYTES) + 2 * hidden + normed::SUM_BYTES;
     let extent = Extent { grid: [normed::CLUSTER, 1, 1], block: [routing::THREADS, 1], shared };
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
@@ -133,6 +136,7 @@ pub(super) fn gated_experts(cuda: &Cuda, call: calls::GatedExperts<'_>) -> Resul
         count(call.routing.top),
         starts_of(&call.routing),
         count(call.routing.held.count),
+        gate_number(call.activation),
         out.address(),
     ];
     ExpertGemm { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;

@@ -3,12 +3,12 @@
 
 use bursar_budgets::Bytes;
 
-use super::{check, route::Routing};
+use super::{check, gate_mul::GateActivation, route::Routing};
 use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Multiplies the rows of `x` `[rows, in_features]` by the gate and up weights of the experts
-    /// that they chose, and applies the gate. `weight` is `[experts * 2 * features, in_features]`.
+    /// that they chose, and applies the SiLU gate. `weight` is `[experts * 2 * features, in_features]`.
     /// Returns `[rows * top, features]`, sorted by expert. The rows of experts that this rank does
     /// not hold are undefined.
     pub fn gated_experts<'a>(
@@ -18,17 +18,19 @@ impl<B: Backend> Scope<'_, B> {
         routing: &Routing<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
         Ok(self
-            .gated_experts_as(x, weight, routing, ActivationFormat::PLAIN)?
+            .gated_experts_as(x, weight, routing, GateActivation::Silu, ActivationFormat::PLAIN)?
             .plain
             .expect("the plain format was requested"))
     }
 
-    /// Like [`gated_experts`](Scope::gated_experts), but returns the result in `format`.
+    /// Like [`gated_experts`](Scope::gated_experts), but with the gate `activation`, and with the
+    /// result in `format`.
     pub fn gated_experts_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,
         weight: impl Into<Weight<'a>>,
         routing: &Routing<'_>,
+        activation: GateActivation,
         format: ActivationFormat,
     ) -> Result<Activations<'_>, KernelError> {
         const OP: &str = "gated_experts";
@@ -47,13 +49,17 @@ impl<B: Backend> Scope<'_, B> {
         let gated = inner.take_scratch(gated)?;
         let scratch = inner.take_scratch(self.target().experts_scratch(2 * features, in_features, weight.dtype()))?;
         let x = inner.wanted(&x, &weight, &quant_scratch)?;
-        let mut work = Work::over((choices * features * (4 * in_features + 5)) as u64, &[&routing.choices]);
+        let mut work = Work::over(
+            choices as u64 * features as u64 * (4 * in_features as u64 + activation.flops()),
+            &[&routing.choices],
+        );
         work.bytes += x.bytes() + out.bytes() + routing.weight_bytes(&weight);
         self.count_product(&x, work);
         self.backend.gated_experts(calls::GatedExperts {
             x: x.view(),
             weight: weight.view(),
             routing: routing.view(),
+            activation,
             scratch: scratch.view(),
             gated: gated.view(),
             out: out.view(),

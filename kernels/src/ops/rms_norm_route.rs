@@ -1,17 +1,18 @@
 //! The operations before the experts of a mixture: the norm of the residual stream, the router's
 //! logits, and the routing.
 
-use super::{check, rms_norm::RmsNorm, route::Routing};
+use super::{
+    check,
+    rms_norm::RmsNorm,
+    route::{Routing, RoutingRule},
+};
 use crate::{Activations, Backend, DType, KernelError, Scope, Tensor, Weight, Work, calls};
 
 #[derive(Clone, Copy)]
 pub struct Router<'a> {
     /// `[experts, hidden]`, contiguous.
     pub weight: &'a Tensor<'a>,
-    /// Number of experts per row.
-    pub top: usize,
-    /// `true` if a row's weights are scaled to add up to 1.
-    pub renormalized: bool,
+    pub rule: RoutingRule<'a>,
     /// `[experts]` u32 counters, to which the number of each expert's choices
     /// is added, with wrapping.
     pub loads: &'a Tensor<'a>,
@@ -50,7 +51,7 @@ impl<B: Backend> Scope<'_, B> {
             check::shape(OP, "slots", slots, [rows])?;
         }
         let logits = self.empty_f32([rows, experts])?;
-        let out = self.routing(&logits, router.top, router.loads)?;
+        let out = self.routing(&logits, router.rule, router.loads)?;
         let mut work =
             Work::over((rows * hidden * (4 + 2 * experts)) as u64, &[x, norm.weight, normed.plain(), &logits]);
         work.bytes += normed.bytes() + weight.bytes();
@@ -71,7 +72,7 @@ impl<B: Backend> Scope<'_, B> {
             },
             routing: calls::Route {
                 logits: logits.view(),
-                renormalized: router.renormalized,
+                rule: router.rule,
                 scratch: of_routing.view(),
                 out: out.view(),
                 loads: router.loads.view(),

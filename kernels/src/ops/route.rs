@@ -10,7 +10,7 @@ use bursar_budgets::Bytes;
 use super::check;
 use crate::{Backend, KernelError, RankShard, Scope, Tensor, Weight, Work, calls};
 
-pub use crate::calls::{EXPERTS_MAX, Routing, TOP_MAX};
+pub use crate::calls::{EXPERTS_MAX, Routing, RoutingRule, TOP_MAX};
 
 impl Routing<'_> {
     /// Returns an estimate of the bytes of the experts' weight that a pass reads. The exact number
@@ -29,26 +29,24 @@ fn share_chosen(experts: usize, top: usize, rows: usize) -> f64 {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and adds the number of
-    /// each expert's choices to `loads` `[experts]` u32, with wrapping. If `renormalized`, the
-    /// weights of a row are scaled to add up to 1.
+    /// Chooses experts by `rule` for each row of `logits` `[rows, experts]` f32, and adds the number
+    /// of each expert's choices to `loads` `[experts]` u32, with wrapping.
     ///
     /// # Errors
     /// The shapes disagree, there are more than [`EXPERTS_MAX`] experts, or
-    /// `top` is above [`TOP_MAX`].
+    /// `rule.top` is above [`TOP_MAX`].
     pub fn route(
         &self,
         logits: &Tensor<'_>,
-        top: usize,
-        renormalized: bool,
+        rule: RoutingRule<'_>,
         loads: &Tensor<'_>,
     ) -> Result<Routing<'_>, KernelError> {
-        let out = self.routing(logits, top, loads)?;
+        let out = self.routing(logits, rule, loads)?;
         let inner = self.scope();
         let scratch = inner.take_scratch(self.target().route_scratch(logits.rows(), logits.columns()))?;
         self.backend.route(calls::Route {
             logits: logits.view(),
-            renormalized,
+            rule,
             scratch: scratch.view(),
             out: out.view(),
             loads: loads.view(),
@@ -62,10 +60,11 @@ impl<B: Backend> Scope<'_, B> {
     pub(super) fn routing(
         &self,
         logits: &Tensor<'_>,
-        top: usize,
+        rule: RoutingRule<'_>,
         loads: &Tensor<'_>,
     ) -> Result<Routing<'_>, KernelError> {
         const OP: &str = "route";
+        let top = rule.top;
         check::f32(OP, "logits", logits)?;
         let (rows, experts) = (logits.rows(), logits.columns());
         check::holds((1..=EXPERTS_MAX).contains(&experts), OP, "logits", logits, "1 to 512 experts")?;
@@ -76,6 +75,10 @@ impl<B: Backend> Scope<'_, B> {
             logits,
             "a `top` of 1 to 32 that is at most the number of experts",
         )?;
+        if let Some(scales) = rule.expert_scales {
+            check::f32(OP, "expert_scales", scales)?;
+            check::shape(OP, "expert_scales", scales, [experts])?;
+        }
         check::index_list(OP, "loads", loads)?;
         check::shape(OP, "loads", loads, [experts])?;
         check::writable(OP, "loads", loads);

@@ -1,7 +1,7 @@
 //! GEMMs with FP8 weights, and their expected results: activations are rounded as in the models'
 //! published code, and sums are computed in `f64`.
 
-use bursar_kernels::*;
+use bursar_kernels::{ops::route::RoutingRule, *};
 
 use super::{
     How, Random,
@@ -218,7 +218,7 @@ impl Fp8 {
             }
             Product::Gated { bias: has } => floats(scope, &scope.gated_linear(&inside(&x), &weight, bias(has))?),
             Product::GatedExperts { .. } => {
-                let routing = scope.route(&logits, top, true, &loads)?;
+                let routing = scope.route(&logits, RoutingRule::renormalized(top), &loads)?;
                 floats(scope, &scope.gated_experts(&inside(&x), &weight, &routing)?)
             }
             Product::AddExperts { .. } => {
@@ -234,11 +234,16 @@ impl Fp8 {
                             let scales =
                                 Some(WeightScales { factors, by: *by, activations: *activations, zero_points: None });
                             let weight = Weight { scales, ..Weight::plain(weight.data.row_range(rows)) };
-                            let routing = scope.route(&logits, top, true, &loads)?.held(held);
+                            let routing = scope.route(&logits, RoutingRule::renormalized(top), &loads)?.held(held);
                             scope.add_experts(&x, &weight, &routing, &mut place)?;
                         }
                     }
-                    _ => scope.add_experts(&x, &weight, &scope.route(&logits, top, true, &loads)?, &mut place)?,
+                    _ => scope.add_experts(
+                        &x,
+                        &weight,
+                        &scope.route(&logits, RoutingRule::renormalized(top), &loads)?,
+                        &mut place,
+                    )?,
                 }
                 floats(scope, &sum)
             }
@@ -286,7 +291,7 @@ impl Fp8 {
         let (experts, top) = self.experts();
         // Experts of each row, and their weights, which add up to 1.
         let logits = widened(&self.logits(random));
-        let chosen: Vec<_> = logits.chunks(experts).map(|row| chosen(row, top, true)).collect();
+        let chosen: Vec<_> = logits.chunks(experts).map(|row| chosen(row, RoutingRule::renormalized(top))).collect();
         // Choices sorted by expert, then by row.
         let places = || {
             let of_row = |(row, of): (usize, &Vec<(usize, f64)>)| {

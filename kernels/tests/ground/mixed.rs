@@ -1,6 +1,13 @@
 //! Mixtures of experts: routed rows, and their expected sums, computed choice by choice in `f64`.
 
-use bursar_kernels::{ops::rms_norm::RmsNorm, *};
+use bursar_kernels::{
+    ops::{
+        gate_mul::GateActivation,
+        rms_norm::RmsNorm,
+        route::{Routing, RoutingRule},
+    },
+    *,
+};
 
 use super::{
     Random, narrowed,
@@ -23,6 +30,7 @@ pub struct Mixed {
     pub features: usize,
     pub dtype: DType,
     pub renormalized: bool,
+    pub activation: GateActivation,
     pub drawn: Drawn,
 }
 
@@ -61,11 +69,36 @@ impl Mixed {
             {
                 for (turn, drawn) in draws.into_iter().enumerate() {
                     let renormalized = (at + turn) % 2 == 0;
-                    cases.push(Mixed { rows, experts, top, hidden, features, dtype, renormalized, drawn });
+                    let activation = [GateActivation::Silu, GateActivation::GeluTanh][(at + turn / 2) % 2];
+                    cases.push(Mixed { rows, experts, top, hidden, features, dtype, renormalized, activation, drawn });
                 }
             }
         }
         cases
+    }
+
+    /// The rule without the factors of the experts.
+    fn rule(&self) -> RoutingRule<'static> {
+        let logit_scale = if self.has_scales() { 0.375 } else { 1.0 };
+        RoutingRule { renormalized: self.renormalized, logit_scale, ..RoutingRule::softmax(self.top) }
+    }
+
+    /// Whether the logits and the experts have factors other than 1.
+    fn has_scales(&self) -> bool {
+        self.activation == GateActivation::GeluTanh
+    }
+
+    fn expert_scales(&self) -> Vec<f32> {
+        (0..self.experts).map(|expert| 0.5 + (expert % 5) as f32 / 4.0).collect()
+    }
+
+    /// Multiplies the weights of a row's choices by the factors of their experts.
+    fn weighted(&self, mut choices: Vec<(usize, f64)>) -> Vec<(usize, f64)> {
+        if self.has_scales() {
+            let scales = self.expert_scales();
+            choices.iter_mut().for_each(|(expert, weight)| *weight *= f64::from(scales[*expert]));
+        }
+        choices
     }
 
     fn logits(&self, random: &mut Random) -> Vec<f32> {
@@ -89,14 +122,19 @@ impl Mixed {
     /// first a third of the experts and then the rest, as two ranks would; a residual to which the
     /// sums were added; and the norm of this residual.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
-        let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
+        let Mixed { rows, experts, hidden, features, dtype, activation, .. } = *self;
         // Rows of logits have gaps between them.
         let apart: Vec<f32> =
             self.logits(random).chunks(experts.max(1)).flat_map(|row| [row, &[9.0; 3]].concat()).collect();
         let logits = scope.upload([rows, experts + 3], &apart)?;
         // Counters that are about to wrap.
         let loads = scope.upload([experts], &vec![u32::MAX; experts])?;
-        let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalized, &loads)?;
+        let scales = scope.upload([experts], &self.expert_scales())?;
+        let rule = RoutingRule { expert_scales: self.has_scales().then_some(&scales), ..self.rule() };
+        let routing = scope.route(&logits.column_range(0..experts), rule, &loads)?;
+        let gate = |x: &Tensor<'_>, weight: &Tensor<'_>, routing: &Routing<'_>| {
+            scope.gated_experts_as(x, weight, routing, activation, ActivationFormat::PLAIN)
+        };
         let x = wide(scope, rows, hidden, random)?;
         let numbers = weights(experts * 2 * features, hidden, random);
         let gate_up = narrowed(scope, [experts * 2 * features, hidden], dtype, &numbers)?;
@@ -104,7 +142,7 @@ impl Mixed {
         let down = narrowed(scope, [experts * hidden, features], dtype, &numbers)?;
         let mut sum = wide(scope, rows, hidden, random)?;
         let (before, _) = margins(sum.dtype());
-        let gated = scope.gated_experts(&inside(&x), &gate_up, &routing)?;
+        let gated = gate(&inside(&x), &gate_up, &routing)?;
         scope.add_experts(&gated, &down, &routing, &mut sum.column_range_mut(before..before + hidden))?;
         let mut found = floats(scope, &routing.weights)?;
         for list in [&routing.places, &routing.starts, &loads] {
@@ -112,10 +150,9 @@ impl Mixed {
         }
         found.extend(floats(scope, &sum)?);
         for (held, accumulate) in shares(experts).into_iter().zip([false, true]) {
-            let routing =
-                scope.route(&logits.column_range(0..experts), self.top, self.renormalized, &loads)?.held(held);
+            let routing = scope.route(&logits.column_range(0..experts), rule, &loads)?.held(held);
             let gate_up = gate_up.row_range(held.times(2 * features).range());
-            let gated = scope.gated_experts(&inside(&x), &gate_up, &routing)?;
+            let gated = gate(&inside(&x), &gate_up, &routing)?;
             let down = down.row_range(held.times(hidden).range());
             let mut sum = sum.column_range_mut(before..before + hidden);
             if accumulate {
@@ -137,10 +174,10 @@ impl Mixed {
     }
 
     pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
-        let Mixed { rows, experts, top, hidden, features, dtype, .. } = *self;
+        let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
         let logits = self.logits(random);
         let chosen: Vec<Vec<(usize, f64)>> =
-            logits.chunks(experts).map(|row| chosen(&widened(row), top, self.renormalized)).collect();
+            logits.chunks(experts).map(|row| self.weighted(chosen(&widened(row), self.rule()))).collect();
         let x = Wide::new(activation, rows, hidden, random);
         let gate_up = rounded(dtype, &weights(experts * 2 * features, hidden, random));
         let down = rounded(dtype, &weights(experts * hidden, features, random));
@@ -151,7 +188,7 @@ impl Mixed {
                 |part: usize, feature: usize| &gate_up[((expert * 2 + part) * features + feature) * hidden..][..hidden];
             let gated = |feature: usize| {
                 let [gate, up] = [0, 1].map(|part| product(&row, weight(part, feature)));
-                gate / (1.0 + (-gate).exp()) * up
+                activated(self.activation, gate) * up
             };
             let gated: Vec<f64> = (0..features).map(gated).collect();
             let down = |out: usize| &down[(expert * hidden + out) * features..][..features];
@@ -220,7 +257,8 @@ pub fn normed_sum<B: Backend>(
 ) -> Result<Vec<u32>, KernelError> {
     let (experts, features, activation, mut random) = (5, 16, scope.target().activation(), Random::new(7));
     let logits = scope.upload([rows, experts], &random.floats(rows * experts))?;
-    let routing = scope.route(&logits, 3, true, &scope.upload([experts], &vec![0u32; experts])?)?;
+    let routing =
+        scope.route(&logits, RoutingRule::renormalized(3), &scope.upload([experts], &vec![0u32; experts])?)?;
     let gated = narrowed(scope, [rows * 3, features], activation, &random.floats(rows * 3 * features))?;
     let down = narrowed(scope, [experts * hidden, features], activation, &random.floats(experts * hidden * features))?;
     let mut residual = narrowed(scope, [rows, hidden], activation, &random.floats(rows * hidden))?;
@@ -255,16 +293,27 @@ pub(super) fn shares(whole: usize) -> Vec<RankShard> {
 
 /// The experts of a row with their weights, likeliest first. Experts with equal logits are in the
 /// order of their indices.
-pub(super) fn chosen(logits: &[f64], top: usize, renormalized: bool) -> Vec<(usize, f64)> {
+pub(super) fn chosen(logits: &[f64], rule: RoutingRule<'_>) -> Vec<(usize, f64)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]).then(one.cmp(other)));
-    order.truncate(top);
-    let total: f64 = if renormalized {
-        order.iter().map(|expert| logits[*expert].exp()).sum()
+    order.truncate(rule.top);
+    let exponential = |logit: f64| (logit * f64::from(rule.logit_scale)).exp();
+    let total: f64 = if rule.renormalized {
+        order.iter().map(|expert| exponential(logits[*expert])).sum()
     } else {
-        logits.iter().map(|logit| logit.exp()).sum()
+        logits.iter().map(|logit| exponential(*logit)).sum()
     };
-    order.into_iter().map(|expert| (expert, logits[expert].exp() / total)).collect()
+    order.into_iter().map(|expert| (expert, exponential(logits[expert]) / total)).collect()
+}
+
+/// The activation of a gate.
+fn activated(activation: GateActivation, gate: f64) -> f64 {
+    match activation {
+        GateActivation::Silu => gate / (1.0 + (-gate).exp()),
+        GateActivation::GeluTanh => {
+            gate / 2.0 * (1.0 + (std::f64::consts::FRAC_2_PI.sqrt() * (gate + 0.044715 * gate.powi(3))).tanh())
+        }
+    }
 }
 
 /// Weights of a norm, small enough that the norm does not amplify the error of its inputs.

@@ -2,7 +2,7 @@
 //! logits are computed in `f64` from the rounded rows.
 
 use bursar_kernels::{
-    ops::{rms_norm::RmsNorm, rms_norm_route::Router, rotary_kv_write::NO_SLOT},
+    ops::{rms_norm::RmsNorm, rms_norm_route::Router, rotary_kv_write::NO_SLOT, route::RoutingRule},
     *,
 };
 
@@ -42,6 +42,15 @@ impl Routed {
         [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(of).collect()
     }
 
+    /// The rule without the factors of the experts.
+    fn rule(&self) -> RoutingRule<'static> {
+        RoutingRule { logit_scale: 0.625, ..RoutingRule::renormalized(self.top) }
+    }
+
+    fn expert_scales(&self) -> Vec<f32> {
+        (0..self.experts).map(|expert| 0.25 + (expert % 7) as f32 / 8.0).collect()
+    }
+
     /// A router whose logits do not grow with the number of columns.
     fn router(&self, random: &mut Random) -> Vec<f32> {
         let scale = 3.0 * (self.hidden as f32).powf(-0.5);
@@ -51,7 +60,7 @@ impl Routed {
     /// Returns the normalized rows, the weights of each row's choices, the positions of the choices
     /// sorted by expert, the first position of each expert, and the loads.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
-        let Routed { rows, hidden, experts, top, dtype } = *self;
+        let Routed { rows, hidden, experts, dtype, .. } = *self;
         let x = wide(scope, rows, hidden, random)?;
         let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
         let router = narrowed(scope, [experts, hidden], dtype, &self.router(random))?;
@@ -59,7 +68,9 @@ impl Routed {
         let slots = scope.upload([rows], &(0..rows).map(slot).collect::<Vec<_>>())?;
         let mut normed = Activations::of_plain(scope.empty([rows, hidden])?);
         let norm = RmsNorm { weight_offset: OFFSET, ..RmsNorm::new(&weight, 1e-5) };
-        let router = Router { weight: &router, top, renormalized: true, loads: &loads, slots: Some(&slots) };
+        let scales = scope.upload([experts], &self.expert_scales())?;
+        let rule = RoutingRule { expert_scales: Some(&scales), ..self.rule() };
+        let router = Router { weight: &router, rule, loads: &loads, slots: Some(&slots) };
         let routing = scope.rms_norm_route(&inside(&x), norm, &mut normed, router)?;
         let mut found = floats(scope, normed.plain())?;
         found.extend(floats(scope, &routing.weights)?);
@@ -79,7 +90,10 @@ impl Routed {
             let stored: Vec<f32> = row.iter().map(|number| *number as f32).collect();
             let stored = rounded(activation, &stored);
             let logit = |router: &[f64]| router.iter().zip(&stored).map(|(weight, x)| weight * x).sum::<f64>();
-            chosen(&router.chunks(hidden).map(logit).collect::<Vec<_>>(), top, true)
+            let mut choices = chosen(&router.chunks(hidden).map(logit).collect::<Vec<_>>(), self.rule());
+            let scales = self.expert_scales();
+            choices.iter_mut().for_each(|(expert, weight)| *weight *= f64::from(scales[*expert]));
+            choices
         };
         let choices: Vec<(usize, f64)> = normed.iter().flat_map(of_row).collect();
         let count = |is: &dyn Fn(usize) -> bool| choices.iter().filter(|(expert, _)| is(*expert)).count() as f64;

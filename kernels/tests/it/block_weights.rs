@@ -3,7 +3,8 @@
 
 use bursar_budgets::Workspace;
 use bursar_kernels::{
-    BlockRows, BlockType, CudaTarget, DType, KernelError, Plan, Scope, Target, Weight, WorkCounter, widen_blocks,
+    BlockRows, BlockType, CudaTarget, DType, KernelError, Plan, Scope, Target, Weight, WorkCounter,
+    ops::route::RoutingRule, widen_blocks,
 };
 use candle_core::{
     Device, Tensor as Candle,
@@ -184,7 +185,8 @@ fn experts_with_packed_weights_match_widened_weights() {
     let run = |is_packed: bool| -> [Vec<f32>; 2] {
         compute(2, |scope| {
             let loads = scope.upload([experts], &vec![0u32; experts])?;
-            let routing = scope.route(&scope.upload([rows, experts], &logits)?, 2, true, &loads)?;
+            let routing =
+                scope.route(&scope.upload([rows, experts], &logits)?, RoutingRule::renormalized(2), &loads)?;
             let mut sum = scope.upload([rows, hidden], &vec![0.0f32; rows * hidden])?;
             let x = scope.upload([rows, hidden], &x)?;
             let [gate_up, down] = if is_packed {

@@ -2,7 +2,7 @@
 //! separate quantization, rows do not affect each other, and operands that do not fit are refused.
 
 use bursar_kernels::{
-    ops::{gate_mul::GateActivation, rms_norm::RmsNorm},
+    ops::{gate_mul::GateActivation, rms_norm::RmsNorm, route::RoutingRule},
     *,
 };
 
@@ -77,12 +77,14 @@ fn a_quantizing_gate_rounds_the_plain_result() {
 #[test]
 fn quantizing_experts_round_the_plain_result() {
     let (x, weight) = (Random::new(5).floats(5 * 40), Random::new(6).floats(3 * 2 * 150 * 40));
-    assert_rounds(|scope, format| {
-        let logits = scope.upload([5, 3], &Random::new(7).floats(15))?;
-        let routing = scope.route(&logits, 1, true, &scope.upload([3], &[0u32; 3])?)?;
-        let (x, weight) = (scope.upload([5, 40], &x)?, scope.upload([3 * 2 * 150, 40], &weight)?);
-        formats(scope, &scope.gated_experts_as(&x, &weight, &routing, format)?)
-    });
+    for activation in [GateActivation::Silu, GateActivation::GeluTanh] {
+        assert_rounds(|scope, format| {
+            let logits = scope.upload([5, 3], &Random::new(7).floats(15))?;
+            let routing = scope.route(&logits, RoutingRule::renormalized(1), &scope.upload([3], &[0u32; 3])?)?;
+            let (x, weight) = (scope.upload([5, 40], &x)?, scope.upload([3 * 2 * 150, 40], &weight)?);
+            formats(scope, &scope.gated_experts_as(&x, &weight, &routing, activation, format)?)
+        });
+    }
 }
 
 /// A weight with scales by block, all of whose numbers are 1.

@@ -6,6 +6,7 @@ use bursar_kernels::{
         attention_paged::PagedSequences,
         rms_norm::RmsNorm,
         rotary::{PairAxes, Rope},
+        route::RoutingRule,
     },
     *,
 };
@@ -153,7 +154,11 @@ fn other_rows_do_not_change_a_rows_experts() {
             let x = scope.upload([rows, hidden], &x[(300 - rows) * hidden..])?;
             let gate_up = ground::narrowed(scope, [experts * 80, hidden], DType::BF16, &gate_up)?;
             let down = ground::narrowed(scope, [experts * hidden, 40], DType::BF16, &down)?;
-            let routing = scope.route(&logits, top, true, &scope.upload([experts], &vec![0u32; experts])?)?;
+            let routing = scope.route(
+                &logits,
+                RoutingRule::renormalized(top),
+                &scope.upload([experts], &vec![0u32; experts])?,
+            )?;
             let mut sum = scope.upload([rows, hidden], &vec![0.0f32; rows * hidden])?;
             let gated = scope.gated_experts(&x, &gate_up, &routing)?;
             scope.add_experts(&gated, &down, &routing, &mut sum)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bursar_budgets::{Bytes, DeviceError, Workspace};
 use bursar_kernels::{
-    ops::{argmax::NO_CHOICE, rms_norm::RmsNorm},
+    ops::{argmax::NO_CHOICE, gate_mul::GateActivation, rms_norm::RmsNorm, route::RoutingRule},
     *,
 };
 
@@ -280,14 +280,22 @@ fn experts_on_several_ranks_add_up_to_one_ranks_result() {
             let held = scope.rank().share(experts).expect("the experts divide among the ranks");
             let part = |numbers: &[f32], size: usize| numbers[held.times(size).range()].to_vec();
             let logits = scope.upload([rows, experts], &logits)?;
-            let routing = scope.route(&logits, top, true, &scope.upload([experts], &vec![0u32; experts])?)?.held(held);
+            let routing = scope
+                .route(&logits, RoutingRule::renormalized(top), &scope.upload([experts], &vec![0u32; experts])?)?
+                .held(held);
             let x = scope.upload([rows, hidden], &x)?;
             let gate_up = part(&gate_up, 2 * features * hidden);
             let gate_up = weight(scope, [held.count * 2 * features, hidden], &gate_up, is_fp8)?;
             let down = weight(scope, [held.count * hidden, features], &part(&down, hidden * features), is_fp8)?;
             let mut partial = scope.empty([rows, hidden])?;
             // Rows of other ranks' experts contain NaN, and are also quantized.
-            let gated = scope.gated_experts_as(&x, &gate_up, &routing, ActivationFormat::of(down.wants()))?;
+            let gated = scope.gated_experts_as(
+                &x,
+                &gate_up,
+                &routing,
+                GateActivation::GeluTanh,
+                ActivationFormat::of(down.wants()),
+            )?;
             scope.experts_into(&gated, &down, &routing, &mut partial)?;
             let mut sum = scope.empty([rows, hidden])?;
             scope.all_reduce_into(&partial, &mut sum)?;

@@ -12,6 +12,7 @@ use bursar_kernels::{
         patchify::{PatchSize, Pixels},
         rms_norm::RmsNorm,
         rotary::{PairAxes, Rope},
+        route::RoutingRule,
         transfer,
     },
     sampling::SampleLayout,
@@ -42,7 +43,7 @@ fn sample(
 fn experts(scope: &Scope<'_, Plan>, x: [usize; 2], gate_up: [usize; 2], down: [usize; 2]) -> Result<(), KernelError> {
     let logits = scope.empty_f32([5, 4])?;
     let loads = scope.empty_u32([4])?;
-    let routing = scope.route(&logits, 2, true, &loads)?;
+    let routing = scope.route(&logits, RoutingRule::renormalized(2), &loads)?;
     let (x, gate_up, down) = (scope.empty(x)?, scope.empty(gate_up)?, scope.empty(down)?);
     let mut sum = scope.empty([5, 8])?;
     let gated = scope.gated_experts(&x, &gate_up, &routing)?;
@@ -52,7 +53,7 @@ fn experts(scope: &Scope<'_, Plan>, x: [usize; 2], gate_up: [usize; 2], down: [u
 /// Adds the results of experts to five rows of eight numbers and normalizes the rows, with a norm
 /// weight of `weight` numbers and an output of shape `out`.
 fn normed_experts(scope: &Scope<'_, Plan>, weight: usize, out: [usize; 2]) -> Result<(), KernelError> {
-    let routing = scope.route(&scope.empty_f32([5, 4])?, 2, true, &scope.empty_u32([4])?)?;
+    let routing = scope.route(&scope.empty_f32([5, 4])?, RoutingRule::renormalized(2), &scope.empty_u32([4])?)?;
     let (gated, down, mut sum) = (scope.empty([10, 4])?, scope.empty([32, 4])?, scope.empty([5, 8])?);
     let (weight, mut out) = (scope.empty([weight])?, Activations::of_plain(scope.empty(out)?));
     let norm = RmsNorm::new(&weight, 1e-6);
@@ -204,11 +205,21 @@ fn mismatched_shapes_and_types_are_refused_with_an_explanation() {
         }),
         text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
         text(|scope| scope.gated_linear(&scope.empty([5, 4])?, &scope.empty([3, 4])?, None).map(drop)),
-        text(|scope| scope.route(&scope.empty_u32([5, 4])?, 2, true, &scope.empty_u32([4])?).map(drop)),
-        text(|scope| scope.route(&scope.empty_f32([5, 4])?, 2, true, &scope.empty_u32([5])?).map(drop)),
-        text(|scope| scope.route(&scope.empty_f32([5, 513])?, 2, true, &scope.empty_u32([513])?).map(drop)),
-        text(|scope| scope.route(&scope.empty_f32([5, 4])?, 5, true, &scope.empty_u32([4])?).map(drop)),
-        text(|scope| scope.route(&scope.empty_f32([5, 64])?, 33, true, &scope.empty_u32([64])?).map(drop)),
+        text(|scope| {
+            scope.route(&scope.empty_u32([5, 4])?, RoutingRule::renormalized(2), &scope.empty_u32([4])?).map(drop)
+        }),
+        text(|scope| {
+            scope.route(&scope.empty_f32([5, 4])?, RoutingRule::renormalized(2), &scope.empty_u32([5])?).map(drop)
+        }),
+        text(|scope| {
+            scope.route(&scope.empty_f32([5, 513])?, RoutingRule::renormalized(2), &scope.empty_u32([513])?).map(drop)
+        }),
+        text(|scope| {
+            scope.route(&scope.empty_f32([5, 4])?, RoutingRule::renormalized(5), &scope.empty_u32([4])?).map(drop)
+        }),
+        text(|scope| {
+            scope.route(&scope.empty_f32([5, 64])?, RoutingRule::renormalized(33), &scope.empty_u32([64])?).map(drop)
+        }),
         text(|scope| experts(scope, [4, 8], [32, 8], [16, 4])),
         text(|scope| experts(scope, [5, 8], [33, 8], [16, 4])),
         text(|scope| experts(scope, [5, 8], [32, 8], [36, 4])),

@@ -29,11 +29,11 @@ pub struct DecoderConfig {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
-    /// Activation of the MLP's gates. Experts always have SiLU.
+    /// Activation of the gates of the MLP and of experts.
     pub activation: GateActivation,
     /// Factor of the tokens' embeddings. Embeddings of pictures are not scaled.
     pub embedding_scale: f32,
-    /// Experts that replace the MLP.
+    /// Experts that replace the MLP or are added to it.
     pub mixture: Option<MixtureConfig>,
     pub layers: usize,
     pub heads: usize,
@@ -222,7 +222,6 @@ struct Fields {
     mtp_use_dedicated_embeddings: Option<bool>,
     final_logit_softcapping: Option<f32>,
     use_double_wide_mlp: Option<bool>,
-    enable_moe_block: Option<bool>,
 }
 
 impl DecoderConfig {
@@ -253,22 +252,19 @@ impl DecoderConfig {
         } else {
             (RopeConfig::read(place, &given, defaults.rope_types, &more)?, None)
         };
-        let mixture = if has_scalars { None } else { MixtureConfig::read(&given)? };
-        if let Some(mixture) = mixture.as_ref().filter(|_| output_norms) {
+        let mixture = if has_scalars { MixtureConfig::read_gemma4(&given)? } else { MixtureConfig::read(&given)? };
+        if let Some(mixture) = mixture.as_ref().filter(|_| defaults.layer == LayerKind::OutputNorms) {
             return Err(config_keys::unknown(place, "num_experts", &mixture.experts.into()));
         }
         let delta = is_hybrid.then(|| GatedDeltaConfig::read(&given)).transpose()?;
         let fields = Fields::deserialize(&given)?;
-        let activation = defaults.layer.activation(place, &fields, mixture.is_some())?;
+        let activation = defaults.layer.activation(place, &fields)?;
         check_sizes(&fields)?;
         let context_tokens = rope.scaling.context_tokens(fields.max_position_embeddings);
         let (gated_delta, sliding) = match delta {
             Some(delta) => (Some(delta_layers(place, &fields, delta)?), None),
             None => (None, SlidingWindow::read(place, &given, defaults.window, fields.num_hidden_layers)?),
         };
-        if fields.enable_moe_block == Some(true) {
-            return Err(config_keys::unknown(place, "enable_moe_block", &true.into()));
-        }
         let is_windowed = sliding.as_ref().map(|sliding| sliding.is_in.clone());
         let is_windowed = is_windowed.unwrap_or_else(|| vec![false; fields.num_hidden_layers]);
         let (full_attention, own_kv_layers) = if has_scalars {
@@ -505,19 +501,19 @@ impl LayerKind {
         }
     }
 
-    /// The activation of the MLP's gates. `is_mixed` is true for a model with experts.
-    fn activation(self, place: &str, fields: &Fields, is_mixed: bool) -> Result<GateActivation, ConfigError> {
+    /// The activation of the MLP's gates.
+    fn activation(self, place: &str, fields: &Fields) -> Result<GateActivation, ConfigError> {
         let (key, value) = match self {
             LayerKind::OutputNorms | LayerKind::LayerScalars => ("hidden_activation", &fields.hidden_activation),
             _ => ("hidden_act", &fields.hidden_act),
         };
         match value.as_deref() {
             Some("silu") => Ok(GateActivation::Silu),
-            Some("gelu_pytorch_tanh") if !is_mixed => Ok(GateActivation::GeluTanh),
+            Some("gelu_pytorch_tanh") => Ok(GateActivation::GeluTanh),
             value => Err(ConfigError::Unsupported {
                 field: format!("{place}{key}"),
                 value: value.unwrap_or("null").to_owned(),
-                supported: if is_mixed { "silu" } else { "silu and gelu_pytorch_tanh" },
+                supported: "silu and gelu_pytorch_tanh",
             }),
         }
     }

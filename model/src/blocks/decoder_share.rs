@@ -64,7 +64,8 @@ impl DecoderConfig {
         if full_kv_heads.is_some() {
             share("key heads", self.kv_heads)?;
         }
-        let is_all_experts = (0..self.layers).all(|layer| self.mixture.as_ref().is_some_and(|it| it.is_in(layer)));
+        let is_all_experts =
+            (0..self.layers).all(|layer| self.mixture.as_ref().is_some_and(|it| it.is_in(layer) && !it.has_dense_mlp));
         Ok(DecoderShare {
             rank,
             heads: share("query heads", self.heads)?,

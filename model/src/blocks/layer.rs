@@ -8,8 +8,8 @@ use bursar_kernels::{
 
 use super::{
     decoder_config::DecoderConfig, decoder_share::DecoderShare, gated_delta_net::GatedDeltaNet, gated_mlp::GatedMlp,
-    layer_cache::LayerCache, mixed::Mixed, mixer::Mixer, mixture::Mixture, paged_attention::PagedAttention,
-    per_layer_embeddings::PerLayerInput, step_inputs::StepInputs,
+    layer_cache::LayerCache, mixed::Mixed, mixer::Mixer, mixture::Mixture, mlp_with_experts::MlpWithExperts,
+    paged_attention::PagedAttention, per_layer_embeddings::PerLayerInput, step_inputs::StepInputs,
 };
 use crate::weights::{WeightError, WeightMap};
 
@@ -29,6 +29,7 @@ pub struct Layer {
 enum Mlp {
     Gated(GatedMlp),
     Mixture(Mixture),
+    WithExperts(MlpWithExperts),
 }
 
 /// Values that one layer passes to the next.
@@ -78,39 +79,44 @@ impl Layer {
         } else {
             (None, norm("post_attention")?, None)
         };
-        Ok(Layer {
-            input_norm,
-            mixer,
-            mixed_norm,
-            mlp_norm,
-            result_norm,
-            embedding,
-            scalar,
-            index,
-            mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
-                Some(mixture) => {
-                    let loads = loads.next().expect("each layer with experts has its counters");
-                    let held = share.mixture.expect("the share has experts");
-                    Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture, held, loads)?)
-                }
-                None => Mlp::Gated(GatedMlp::claim(
-                    map,
-                    ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
-                    (hidden, share.mlp_columns(config, index)),
-                    biases.mlp,
-                    config.activation,
-                )?),
-            },
-        })
+        let mixture = config.mixture.as_ref().filter(|mixture| mixture.is_in(index));
+        let mixture = mixture.map(|mixture| (mixture, share.mixture.expect("the share has experts")));
+        let mut loads = || loads.next().expect("each layer with experts has its counters");
+        let mlp = if let Some((mixture, held)) = mixture.filter(|(mixture, _)| !mixture.has_dense_mlp) {
+            let sizes = (hidden, config.activation);
+            Mlp::Mixture(Mixture::claim(map, prefix, sizes, mixture, held, loads())?)
+        } else {
+            let mlp = GatedMlp::claim(
+                map,
+                ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
+                (hidden, share.mlp_columns(config, index)),
+                biases.mlp,
+                config.activation,
+            )?;
+            match mixture {
+                Some(mixture) => Mlp::WithExperts(MlpWithExperts::claim(map, prefix, config, mixture, mlp, loads())?),
+                None => Mlp::Gated(mlp),
+            }
+        };
+        Ok(Layer { input_norm, mixer, mixed_norm, mlp_norm, result_norm, embedding, scalar, index, mlp })
     }
 
-    /// Formats of the normalized inputs of the mixer and of the MLP, in this order.
-    pub fn norm_formats(&self) -> [ActivationFormat; 2] {
+    /// Formats of the normalized inputs of the mixer, of the MLP, and of the experts.
+    pub fn norm_formats(&self) -> impl Iterator<Item = ActivationFormat> {
         let of_mlp = match &self.mlp {
+            Mlp::WithExperts(both) => both.reads(),
+            _ => [self.mlp_reads(); 2],
+        };
+        [self.mixer.reads()].into_iter().chain(of_mlp)
+    }
+
+    /// Format of the normalized input of the MLP.
+    fn mlp_reads(&self) -> ActivationFormat {
+        match &self.mlp {
             Mlp::Gated(mlp) => mlp.reads(),
             Mlp::Mixture(mixture) => mixture.reads(),
-        };
-        [self.mixer.reads(), of_mlp]
+            Mlp::WithExperts(both) => both.reads()[0],
+        }
     }
 
     /// Runs the layer on all rows of `stream`, in place. `next` is the following layer, or `None`
@@ -196,7 +202,7 @@ impl Layer {
         mixed: &Tensor<'_>,
         (hidden, scratch): (&mut Tensor<'_>, &mut ActivationScratch<'_>),
     ) -> Result<(), KernelError> {
-        let ([_, format], norm, out) = (self.norm_formats(), pass.norm(&self.mlp_norm), self.mixer.out());
+        let (format, norm, out) = (self.mlp_reads(), pass.norm(&self.mlp_norm), self.mixer.out());
         if let Mlp::Mixture(_) = &self.mlp {
             return out.forward_add(scope, mixed, hidden);
         }
@@ -222,14 +228,21 @@ impl Layer {
         next: Option<&Layer>,
     ) -> Result<bool, KernelError> {
         let scope = scope.scope();
-        let ([_, format], rows) = (self.norm_formats(), hidden.rows());
-        let mut normed = scratch.place(format, rows);
+        let rows = hidden.rows();
+        // A step that runs its last layer on chosen rows is never captured in a CUDA graph. Such a
+        // layer has no padding rows, so the router does not need the slots to recognize them.
+        let slots = Some(&pass.inputs.groups[0].slots).filter(|slots| slots.rows() == rows);
+        if let (Mlp::WithExperts(both), Some(norm)) = (&self.mlp, &self.result_norm) {
+            let sum = both.forward(&scope, pass.config, hidden, scratch, slots)?;
+            return scope.rms_norm_add(&sum, pass.norm(norm), self.own_scalar(), hidden).map(|()| false);
+        }
+        let mut normed = scratch.place(self.mlp_reads(), rows);
         match &self.mlp {
             Mlp::Gated(mlp) => {
                 let gated = mlp.gate(&scope, &normed)?;
                 if let Some(norm) = &self.result_norm {
-                    let scalar = self.scalar.as_ref().filter(|_| self.embedding.is_none());
-                    return mlp.down.forward_norm_add(&scope, &gated, pass.norm(norm), scalar, hidden).map(|()| false);
+                    let (norm, scalar) = (pass.norm(norm), self.own_scalar());
+                    return mlp.down.forward_norm_add(&scope, &gated, norm, scalar, hidden).map(|()| false);
                 }
                 let Some(next) = next.filter(|_| mlp.down.is_partial) else {
                     return mlp.down.forward_add(&scope, &gated, hidden).map(|()| false);
@@ -240,10 +253,6 @@ impl Layer {
                 Ok(true)
             }
             Mlp::Mixture(mixture) => {
-                // A step that runs its last layer on chosen rows is never captured in a CUDA graph.
-                // Such a layer has no padding rows, so the router does not need the slots to
-                // recognize them.
-                let slots = Some(&pass.inputs.groups[0].slots).filter(|slots| slots.rows() == rows);
                 let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
                 let Some(next) = next else {
                     return mixture.add(&scope, &gated, hidden, None).map(|()| false);
@@ -255,7 +264,13 @@ impl Layer {
                 mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;
                 Ok(true)
             }
+            Mlp::WithExperts(_) => unreachable!("such a layer has a norm of the result"),
         }
+    }
+
+    /// The layer's scalar, if the MLP's result is the last result of the layer.
+    fn own_scalar(&self) -> Option<&Tensor<'static>> {
+        self.scalar.as_ref().filter(|_| self.embedding.is_none())
     }
 }
 

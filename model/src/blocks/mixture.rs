@@ -8,7 +8,7 @@ use bursar_kernels::{
         gate_mul::GateActivation,
         rms_norm::RmsNorm,
         rms_norm_route::Router,
-        route::{EXPERTS_MAX, Routing, TOP_MAX},
+        route::{EXPERTS_MAX, Routing, RoutingRule, TOP_MAX},
     },
 };
 use serde::Deserialize;
@@ -41,6 +41,18 @@ pub struct MixtureConfig {
     /// Width of the shared expert, which every token uses, if the layers have one.
     #[serde(rename = "shared_expert_intermediate_size")]
     pub shared: Option<usize>,
+    /// Whether layers with experts also have a [dense MLP](super::mlp_with_experts) (Gemma 4).
+    #[serde(skip)]
+    pub has_dense_mlp: bool,
+}
+
+/// The keys of Gemma 4's mixture.
+#[derive(Deserialize)]
+struct Gemma4Fields {
+    enable_moe_block: Option<bool>,
+    num_experts: Option<usize>,
+    top_k_experts: Option<usize>,
+    moe_intermediate_size: Option<usize>,
 }
 
 impl MixtureConfig {
@@ -63,6 +75,29 @@ impl MixtureConfig {
         Ok(Some(mixture))
     }
 
+    /// Reads the keys of Gemma 4, all of whose layers have experts if `enable_moe_block` is set.
+    pub(super) fn read_gemma4(fields: &Map<String, Value>) -> Result<Option<Self>, ConfigError> {
+        let fields = Gemma4Fields::deserialize(fields)?;
+        if fields.enable_moe_block != Some(true) {
+            return Ok(None);
+        }
+        let size = |key: &'static str, size: Option<usize>, most: usize| {
+            let size = size.unwrap_or(0);
+            ConfigError::check_size(key, size, most).map(|()| size)
+        };
+        let experts = size("num_experts", fields.num_experts, EXPERTS_MAX)?;
+        Ok(Some(MixtureConfig {
+            experts,
+            top: size("top_k_experts", fields.top_k_experts, experts.min(TOP_MAX))?,
+            intermediate: size("moe_intermediate_size", fields.moe_intermediate_size, WIDTH_MAX)?,
+            renormalized: true,
+            step: 1,
+            dense: None,
+            shared: None,
+            has_dense_mlp: true,
+        }))
+    }
+
     /// Whether this layer has experts.
     pub fn is_in(&self, layer: usize) -> bool {
         !self.dense.iter().flatten().any(|dense| *dense == layer) && (layer + 1).is_multiple_of(self.step)
@@ -71,14 +106,24 @@ impl MixtureConfig {
 
 /// The router and the experts of a layer.
 pub struct Mixture {
-    router: Tensor<'static>,  // [experts, hidden]
+    router: Tensor<'static>, // [experts, hidden]
+    router_scales: Option<RouterScales>,
     held: RankShard,          // the experts that this rank holds
     gate_up: Weight<'static>, // [held * 2 * intermediate, hidden]
     down: Weight<'static>,    // [held * hidden, intermediate]
+    activation: GateActivation,
     top: usize,
     renormalized: bool,
     loads: Tensor<'static>, // [experts] u32
     shared: Option<SharedExpert>,
+}
+
+/// Gemma 4's additions to a router. The router reads rows with a norm of its own, and its logits are
+/// divided by the root of their width.
+struct RouterScales {
+    norm: Tensor<'static>,    // [hidden]
+    experts: Tensor<'static>, // [experts] f32, factors of the experts' weights
+    logits: f32,
 }
 
 /// An expert that every token uses. Its result is multiplied by the sigmoid of a gate.
@@ -103,26 +148,32 @@ pub struct MixtureShare {
 }
 
 impl Mixture {
-    /// Claims the router `name.gate.weight` and the [experts](WeightMap::experts) of `share` under
-    /// `name.experts`. If the model has a shared expert, also claims `name.shared_expert` and
-    /// `name.shared_expert_gate`. `loads` `[experts]` counts how often each expert is chosen.
+    /// Claims the router and the [experts](WeightMap::experts) of `share`: for a mixture in place of
+    /// an MLP, `name.mlp.gate.weight`, `name.mlp.experts` and, if the model has a shared expert,
+    /// `name.mlp.shared_expert` and `name.mlp.shared_expert_gate`; for a mixture with a dense MLP,
+    /// `name.router` and `name.experts`. `name` is the layer. `loads` `[experts]` counts how often
+    /// each expert is chosen.
     ///
     /// # Errors
     /// See [`WeightMap::experts`].
     pub fn claim(
         map: &mut WeightMap<'_>,
         name: &str,
-        hidden: usize,
+        (hidden, activation): (usize, GateActivation),
         config: &MixtureConfig,
         share: MixtureShare,
         loads: Tensor<'static>,
     ) -> Result<Self, WeightError> {
-        let &MixtureConfig { experts, top, renormalized, .. } = config;
-        let router = map.router(&format!("{name}.gate.weight"), [experts, hidden], top)?;
+        let &MixtureConfig { experts, top, renormalized, has_dense_mlp, .. } = config;
+        let of_mlp = format!("{name}.mlp");
+        let (place, router) = if has_dense_mlp { (name, "router.proj") } else { (of_mlp.as_str(), "gate") };
+        let router = map.router(&format!("{place}.{router}.weight"), [experts, hidden], top)?;
+        let router_scales =
+            has_dense_mlp.then(|| RouterScales::claim(map, &format!("{name}.router"), hidden, experts)).transpose()?;
         let held = share.experts;
-        let [gate_up, down] = map.experts(&format!("{name}.experts"), held, (hidden, config.intermediate))?;
-        let shared = share.shared.map(|width| SharedExpert::claim(map, name, hidden, width)).transpose()?;
-        Ok(Mixture { router, held, gate_up, down, top, renormalized, loads, shared })
+        let [gate_up, down] = map.experts(&format!("{place}.experts"), held, (hidden, config.intermediate))?;
+        let shared = share.shared.map(|width| SharedExpert::claim(map, place, hidden, width)).transpose()?;
+        Ok(Mixture { router, router_scales, held, gate_up, down, activation, top, renormalized, loads, shared })
     }
 
     /// The activation format that the experts read directly, without quantizing the rows first. The
@@ -144,11 +195,26 @@ impl Mixture {
         normed: &mut Activations<'_>,
         slots: Option<&Tensor<'_>>,
     ) -> Result<GatedRows<'s>, KernelError> {
-        let Mixture { top, renormalized, .. } = *self;
-        let router = Router { weight: &self.router, top, renormalized, loads: &self.loads, slots };
-        let routing = scope.rms_norm_route(hidden, norm, normed, router)?.held(self.held);
+        let Mixture { top, renormalized, activation, .. } = *self;
+        let rule = RoutingRule { renormalized, ..RoutingRule::softmax(top) };
+        let router = Router { weight: &self.router, rule, loads: &self.loads, slots };
+        let routing = match &self.router_scales {
+            None => scope.rms_norm_route(hidden, norm, normed, router)?,
+            Some(scales) => {
+                let rule = RoutingRule { logit_scale: scales.logits, expert_scales: Some(&scales.experts), ..rule };
+                let norm_of_router = RmsNorm { weight: &scales.norm, ..norm };
+                // Nothing reads the router's rows after the routing, so the experts' rows replace
+                // them.
+                let mut of_router = Activations::of_plain(normed.plain_mut());
+                let router = Router { rule, ..router };
+                let routing = scope.rms_norm_route(hidden, norm_of_router, &mut of_router, router)?;
+                scope.rms_norm_into(hidden, norm, normed)?;
+                routing
+            }
+        };
+        let routing = routing.held(self.held);
         let format = ActivationFormat::of(self.down.wants());
-        let rows = scope.gated_experts_as(&*normed, &self.gate_up, &routing, format)?;
+        let rows = scope.gated_experts_as(&*normed, &self.gate_up, &routing, activation, format)?;
         let shared = self.shared.as_ref().map(|shared| shared.gate(scope, normed)).transpose()?;
         Ok(GatedRows { routing, rows, shared })
     }
@@ -185,6 +251,41 @@ impl Mixture {
             Some((norm, normed)) => scope.all_reduce_rms_norm(&partial, hidden, norm, normed),
             None => scope.all_reduce_add(&partial, hidden),
         }
+    }
+}
+
+impl Mixture {
+    /// Computes the second half of each expert. Returns the sums `[rows, hidden]` over all experts,
+    /// also over those of other ranks.
+    pub fn sum<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        gated: &GatedRows<'_>,
+        hidden: usize,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let GatedRows { routing, rows, .. } = gated;
+        let shape = [routing.rows(), hidden];
+        let mut sum = scope.empty(shape)?;
+        if self.held.is_whole() {
+            scope.experts_into(rows, &self.down, routing, &mut sum)?;
+        } else {
+            let scope = scope.scope();
+            let mut partial = scope.empty(shape)?;
+            scope.experts_into(rows, &self.down, routing, &mut partial)?;
+            scope.all_reduce_into(&partial, &mut sum)?;
+        }
+        Ok(sum)
+    }
+}
+
+impl RouterScales {
+    /// Claims `name.scale` and `name.per_expert_scale`.
+    fn claim(map: &mut WeightMap<'_>, name: &str, hidden: usize, experts: usize) -> Result<Self, WeightError> {
+        Ok(RouterScales {
+            norm: map.tensor(&format!("{name}.scale"), [hidden])?,
+            experts: map.tensor_f32(&format!("{name}.per_expert_scale"), experts)?,
+            logits: (hidden as f32).powf(-0.5),
+        })
     }
 }
 

@@ -18,6 +18,7 @@ pub mod layer_norm;
 mod mixed;
 mod mixer;
 pub mod mixture;
+mod mlp_with_experts;
 pub mod norm;
 pub mod paged_attention;
 pub mod per_layer_embeddings;

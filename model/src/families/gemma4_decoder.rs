@@ -21,6 +21,7 @@ pub fn defaults(is_unified: bool) -> DecoderDefaults {
         "global_head_dim": 512,
         "attention_k_eq_v": false,
         "num_kv_shared_layers": 0,
+        "enable_moe_block": false,
         "hidden_activation": "gelu_pytorch_tanh",
         "hidden_size_per_layer_input": if is_unified { 0 } else { 256 },
         "vocab_size_per_layer_input": 262_144,
@@ -116,7 +117,9 @@ impl Gemma4Shape {
     pub fn config(&self) -> Value {
         let mut config = self.decoder.config();
         let fields = config.as_object_mut().expect("the settings are an object");
-        ["hidden_act", "use_sliding_window", "rope_theta"].iter().for_each(|key| drop(fields.remove(*key)));
+        let keys = ["hidden_act", "use_sliding_window", "rope_theta"];
+        let of_mixture = ["num_experts_per_tok", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"];
+        keys.iter().chain(&of_mixture).for_each(|key| drop(fields.remove(*key)));
         let is_full = |layer: usize| (layer + 1).is_multiple_of(self.full_every);
         let kind = |layer| if is_full(layer) { "full_attention" } else { "sliding_attention" };
         let more = json!({
@@ -132,6 +135,8 @@ impl Gemma4Shape {
             "hidden_size_per_layer_input": self.layer_embedding,
             "vocab_size_per_layer_input": self.decoder.vocabulary,
             "final_logit_softcapping": 30.0,
+            "enable_moe_block": self.decoder.mixture.is_some(),
+            "top_k_experts": self.decoder.mixture.map(|mixture| mixture.top),
             "rope_parameters": {
                 "full_attention": {
                     "rope_type": "proportional",

@@ -80,13 +80,23 @@ impl Linear {
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let out = self.forward(&scope, x)?;
+        let whole = self.forward_whole(&scope, x)?;
+        scope.rms_norm_add(&whole, norm, factor, sum)
+    }
+
+    /// Like [`forward`](Linear::forward), with a partial result summed over all ranks.
+    pub fn forward_whole<'s, 'a, B: Backend>(
+        &'a self,
+        scope: &'s Scope<'_, B>,
+        x: impl Into<Activations<'a>>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let out = self.forward(scope, x)?;
         if !self.is_partial {
-            return scope.rms_norm_add(&out, norm, factor, sum);
+            return Ok(out);
         }
         let mut whole = scope.empty([out.rows(), out.columns()])?;
         scope.all_reduce_into(&out, &mut whole)?;
-        scope.rms_norm_add(&whole, norm, factor, sum)
+        Ok(whole)
     }
 
     /// Like [`forward_add`](Linear::forward_add) for a partial result, but also writes the norm of

@@ -23,6 +23,7 @@ const CPU: Target = Target::Cpu { threads: 2 };
 const CONFIG: &str = "config.json";
 const TEXT: &str = "tests/golden/gemma4_text";
 const SHARING: &str = "tests/golden/gemma4_sharing";
+const MOE: &str = "tests/golden/gemma4_moe";
 const PICTURES: &str = "tests/golden/gemma4";
 const CLIPPED: &str = "tests/golden/gemma4_clipped";
 
@@ -86,7 +87,10 @@ fn unsupported_settings_are_refused_by_name() {
         |folder: &str, edit: Value| read_decoder(&Copy::edited(folder, edit)).expect_err("the settings are refused");
     let changes =
         |key: &str, value: &str| format!("{key} is {value}; this changes what the model computes and is not supported");
-    assert_eq!(refused(TEXT, json!({ "enable_moe_block": true })), changes("enable_moe_block", "true"));
+    // A dense model may be saved with null in place of the sizes of experts.
+    assert_eq!(refused(TEXT, json!({ "enable_moe_block": true })), "num_experts is 0; expected from 1 to 512");
+    assert_eq!(refused(MOE, json!({ "top_k_experts": 9 })), "top_k_experts is 9; expected from 1 to 8");
+    assert_eq!(refused(MOE, json!({ "moe_intermediate_size": null })), "moe_intermediate_size is 0; expected from 1 to 1048576");
     assert_eq!(refused(TEXT, json!({ "attn_logit_softcapping": 50.0 })), changes("attn_logit_softcapping", "50.0"));
     assert_eq!(
         refused(TEXT, json!({ "use_bidirectional_attention": "all" })),

@@ -11,7 +11,7 @@
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 
-const FOLDERS: [&str; 16] = [
+const FOLDERS: [&str; 17] = [
     "tests/golden/qwen2",
     "tests/golden/qwen3",
     "tests/golden/qwen3_yarn",
@@ -28,6 +28,7 @@ const FOLDERS: [&str; 16] = [
     "tests/golden/gemma3",
     "tests/golden/gemma4_text",
     "tests/golden/gemma4_sharing",
+    "tests/golden/gemma4_moe",
 ];
 // A sliding window in all layers, and a window in two of four layers.
 pub const WINDOWED: [&str; 2] = ["tests/golden/mistral_windowed", "tests/golden/qwen2_windowed"];

@@ -32,7 +32,7 @@ const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 /// Checkpoints with the maximum number of ranks that divides their heads.
-const FOLDERS: [(&str, usize); 19] = [
+const FOLDERS: [(&str, usize); 20] = [
     (QWEN2, 2),
     ("tests/golden/qwen3", 2),
     ("tests/golden/qwen3_yarn", 2),
@@ -44,6 +44,7 @@ const FOLDERS: [(&str, usize); 19] = [
     ("tests/golden/gemma3", 2),
     ("tests/golden/gemma4_text", 2),
     ("tests/golden/gemma4_sharing", 2),
+    ("tests/golden/gemma4_moe", 2),
     (QWEN3_MOE, 2),
     ("tests/golden/qwen3_moe_sparse", 2),
     (QWEN2_5_VL, 2),

@@ -51,11 +51,12 @@ const FP8: [&str; 4] = [
     "tests/golden/qwen3_moe_fp8",
 ];
 /// Checkpoints whose layers normalize the results of attention and of the MLP.
-const GEMMA: [&str; 6] = [
+const GEMMA: [&str; 7] = [
     "tests/golden/gemma3_text",
     "tests/golden/gemma3",
     "tests/golden/gemma4_text",
     "tests/golden/gemma4_sharing",
+    "tests/golden/gemma4_moe",
     "tests/golden/gemma4",
     "tests/golden/gemma4_clipped",
 ];

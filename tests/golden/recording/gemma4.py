@@ -1,4 +1,4 @@
-"""Tiny Gemma 4 checkpoints: two without pictures, and two with a vision tower."""
+"""Tiny Gemma 4 checkpoints: three without pictures, and two with a vision tower."""
 
 import math
 
@@ -13,7 +13,7 @@ from .weights import Weights
 
 # Model class and seed. Each seed gives every greedy step a clear margin (`reference.MARGIN_MIN`).
 CHECKPOINTS = {
-    "gemma4_text": (Gemma4ForCausalLM, 9), "gemma4_sharing": (Gemma4ForCausalLM, 1),
+    "gemma4_text": (Gemma4ForCausalLM, 9), "gemma4_sharing": (Gemma4ForCausalLM, 1), "gemma4_moe": (Gemma4ForCausalLM, 1),
     "gemma4": (Gemma4ForConditionalGeneration, 1), "gemma4_clipped": (Gemma4ForConditionalGeneration, 1)}  # fmt: skip
 PICTURES = ["gemma4", "gemma4_clipped"]
 # Tokens after the text tokens, by their names in transformers.
@@ -26,7 +26,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def text_settings(name):
-    """The decoder's settings. `gemma4_text` and `gemma4` are like the released 31B: keys of full attention are its values, and
+    """The decoder's settings. `gemma4_moe` is like the released 26B-A4B: each layer has experts and a dense MLP. `gemma4_text` and `gemma4` are like the released 31B: keys of full attention are its values, and
     tokens of a picture attend to one another in layers with a window.
 
     `gemma4_sharing` and `gemma4_clipped` are like the released E2B: layers that read keys and values of earlier layers, with
@@ -57,6 +57,13 @@ def text_settings(name):
             "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], "num_attention_heads": 8,
             "num_global_key_value_heads": 2, "num_hidden_layers": 7, "num_key_value_heads": 8,
             "num_kv_shared_layers": 0, "use_bidirectional_attention": None, "use_double_wide_mlp": False}  # fmt: skip
+    if name == "gemma4_moe":
+        return shared | {
+            "architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": True, "enable_moe_block": True,
+            "hidden_size_per_layer_input": 0, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL],
+            "moe_intermediate_size": 36, "num_attention_heads": 4, "num_experts": 8, "num_global_key_value_heads": 2,
+            "num_hidden_layers": 5, "num_key_value_heads": 4, "num_kv_shared_layers": 0, "top_k_experts": 3,
+            "use_bidirectional_attention": None, "use_double_wide_mlp": False}  # fmt: skip
     return shared | {
         "attention_k_eq_v": False, "hidden_size_per_layer_input": 16, "num_global_key_value_heads": None,
         "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL, SLIDING, SLIDING, FULL], "num_hidden_layers": 8,
@@ -109,6 +116,19 @@ def add_attention(weights, at, config, is_full, has_kv):
     weights.matrix(f"{at}.o_proj.weight", hidden, heads * head_dim, gain=1.5)
 
 
+def add_experts(weights, at, config):
+    """The router, the experts and their norms of the layer named `at`."""
+    hidden, width, experts = config["hidden_size"], config["moe_intermediate_size"], config["num_experts"]
+    for norm in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"):
+        weights.vector(f"{at}.{norm}.weight", hidden, mean=1.0)
+    # The gain and the scale keep the router's scores apart. Near a tie, f32 would choose different experts than f64.
+    weights.matrix(f"{at}.router.proj.weight", experts, hidden, gain=math.sqrt(hidden))
+    weights.vector(f"{at}.router.scale", hidden, mean=2.0)
+    weights.vector(f"{at}.router.per_expert_scale", experts, mean=1.0, deviation=0.3)
+    weights.matrix(f"{at}.experts.gate_up_proj", experts, 2 * width, hidden, gain=1.5 * math.sqrt(2 * width))
+    weights.matrix(f"{at}.experts.down_proj", experts, hidden, width, gain=1.5 * math.sqrt(hidden))
+
+
 def add_decoder(weights, config):
     hidden, layers, width = (config[key] for key in ("hidden_size", "num_hidden_layers", "hidden_size_per_layer_input"))
     weights.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=0.06 * math.sqrt(hidden))
@@ -126,6 +146,8 @@ def add_decoder(weights, config):
         add_attention(weights, f"{at}.self_attn", config, kind == FULL, layer < own)
         is_wide = config["use_double_wide_mlp"] and layer >= own
         weights.mlp(at, config | {"intermediate_size": config["intermediate_size"] * (2 if is_wide else 1)}, biases="")
+        if config["enable_moe_block"]:
+            add_experts(weights, at, config)
         # A factor far from 1, so that a missing one changes the result.
         weights.vector(f"{at}.layer_scalar", 1, mean=0.9)
         if width:

@@ -14,7 +14,7 @@ from operations.small import EPSILON, norm_shape, normed
 from table import Case
 
 ROUTE, EXPERTS, SMALL_M, LARGE_M = contract("route"), contract("experts"), contract("experts_small_m"), contract("gemm_large_m")
-NORMED = contract("route_normed")
+NORMED, GATE = contract("route_normed"), contract("gate")
 PLACES = [8, 16, 24, 32]
 SWIZZLE = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 STATIC_BYTES, HALF_BYTES, ALL_BYTES = 4 << 10, 110 << 10, 227 << 10
@@ -37,10 +37,13 @@ def counted_logits(counts):
 
 
 class Routing:
-    """The router's choices, in the form in which the kernels exchange them."""
+    """The router's choices, in the form in which the kernels exchange them. If `scaled`, the logits and the weights of experts
+    have factors, as in Gemma 4."""
 
-    def __init__(self, logits, top, renormalised=True):
+    def __init__(self, logits, top, renormalised=True, scaled=False):
         rows, experts = logits.shape
+        self.logit_scale = 0.375 if scaled else 1.0
+        self.expert_scales = torch.rand(experts, device="cuda") + 0.5 if scaled else None
         self.logits, self.top, self.renormalised, self.rows, self.experts = logits, top, renormalised, rows, experts
         blocks = divide_up(rows, ROUTE.BLOCK_ROWS)
         new = lambda *shape, kind=torch.int32: Output(shape, kind)  # noqa: E731
@@ -52,7 +55,7 @@ class Routing:
 
     def run(self, early=False):
         choices = self.rows * self.top
-        logits = self.logits, self.logits.stride(0), self.rows, self.experts, self.top, int(self.renormalised)
+        logits = self.logits, self.logits.stride(0), self.rows, self.experts, self.top, *self.rule()
         out, sorted_ = (self.weights.tensor, self.places.tensor), (self.choices.tensor, self.starts.tensor, self.loads.tensor)
         if self.rows <= ROUTE.SMALL_M_ROWS:
             return Kernel("route", "route_small_m_f32")((1,), (ROUTE.THREADS,), *logits, *out, *sorted_, self.slots, early=early)
@@ -65,10 +68,15 @@ class Routing:
             (1 if by_one else blocks,), (ROUTE.THREADS,), self.places.tensor, choices, self.experts,
             choices if by_one else rows * self.top, counts, *sorted_, early=early)  # fmt: skip
 
+    def rule(self):
+        return int(self.renormalised), self.logit_scale, self.expert_scales
+
     def expected(self):
-        values, order = self.logits.double().sort(dim=-1, descending=True, stable=True)
-        of_row = self.logits.double().softmax(-1) if not self.renormalised else values[:, : self.top].softmax(-1)
-        weights = of_row.gather(1, order[:, : self.top]) if not self.renormalised else of_row
+        values, order = (self.logits.double() * self.logit_scale).sort(dim=-1, descending=True, stable=True)
+        total = (values[:, : self.top] if self.renormalised else values).logsumexp(-1, keepdim=True)
+        weights = (values[:, : self.top] - total).exp()
+        if self.expert_scales is not None:
+            weights = weights * self.expert_scales.double()[order[:, : self.top]]
         chosen = order[:, : self.top].flatten()
         choices = chosen.sort(stable=True).indices
         places = torch.empty_like(choices)
@@ -87,20 +95,21 @@ class Routing:
         return self.weights.error(weights)
 
 
-def route(rows, experts, top, skew, renormalised=True):
-    routing = Routing(drawn_logits(rows, experts, skew), top, renormalised)
+def route(rows, experts, top, skew, renormalised=True, scaled=False):
+    routing = Routing(drawn_logits(rows, experts, skew), top, renormalised, scaled)
     return Case(run=routing.run, error=routing.error, limit=1e-6, bytes=4 * rows * (experts + 6 * top))
 
 
 class Product:
     """Rows of x times the weights of their experts, with one of the available kernels. A rank with a share of the experts
-    has only the weights of these experts, and does not write the rows of the other experts."""
+    has only the weights of these experts, and does not write the rows of the other experts. `gate` is the activation of
+    gated products."""
 
     def __init__(self, x, weight, routing, features, gated, share=None):
         self.x, self.weight, self.routing, self.features, self.gated = x, weight, routing, features, gated
         self.share = share or range(routing.experts)
         self.columns, self.size = weight.shape[1], x.element_size()
-        self.choices = routing.rows * routing.top
+        self.choices, self.gate = routing.rows * routing.top, GATE.SILU
         self.kind, self.limit = x.dtype, LIMITS.get(x.dtype)
         self.wide_x, self.wide_weight = x, weight
         self.renew()
@@ -114,7 +123,7 @@ class Product:
         routing, x = self.routing, self.x
         pitch = [x.stride(0)] if self.gated else []
         return [x, *pitch, self.columns, self.features, routing.choices.tensor, routing.top,
-                routing.starts.tensor[self.share.start :], len(self.share), *([] if self.gated else [routing.weights.tensor]), self.out.tensor]  # fmt: skip
+                routing.starts.tensor[self.share.start :], len(self.share), self.gate if self.gated else routing.weights.tensor, self.out.tensor]  # fmt: skip
 
     def name(self, way):
         return f"{'gated_' if self.gated else ''}experts{way}_{ENDINGS[self.x.dtype]}"
@@ -184,7 +193,8 @@ class Product:
             chosen = choices[places]
             if self.gated:
                 both = self.wide_x[chosen // routing.top].double() @ w.T
-                out[places] = functional.silu(both[:, : self.features]) * both[:, self.features :]
+                unit = functional.silu if self.gate == GATE.SILU else functools.partial(functional.gelu, approximate="tanh")
+                out[places] = unit(both[:, : self.features]) * both[:, self.features :]
             else:
                 out[places] = weights.flatten()[chosen, None] * (self.wide_x[places].double() @ w.T)
         self.places = torch.arange(starts[self.share.start], starts[self.share.stop], device="cuda")
@@ -311,13 +321,13 @@ class NormedRouting:
     """The operations from the residual stream to the experts: in one launch, or as a norm, the router's product and
     the routing."""
 
-    def __init__(self, rows, hidden, experts, top, kind, gap=0):
+    def __init__(self, rows, hidden, experts, top, kind, gap=0, scaled=False):
         self.rows, self.hidden, self.experts, self.kind = rows, hidden, experts, kind
         self.x = torch.randn(rows, hidden + gap, device="cuda", dtype=kind)[:, :hidden]
         self.weight = torch.rand(hidden, device="cuda").add(0.5).to(kind)
         self.router = torch.randn(experts, hidden, device="cuda", dtype=kind) * hidden**-0.5
         self.logits = torch.zeros(rows, experts, device="cuda")
-        self.routing, self.top = Routing(self.logits, top), top
+        self.routing, self.top = Routing(self.logits, top, scaled=scaled), top
         self.normed = Output((rows, hidden), kind)
         self.products = None
 
@@ -326,7 +336,7 @@ class NormedRouting:
         shared = self.rows * (2 * self.hidden + NORMED.ROW_GAP_BYTES) + 2 * self.hidden + NORMED.SUM_BYTES
         kernel = Kernel("route_normed", f"route_normed_{ENDINGS[self.kind]}", ROUTE.SMALL_M_ROWS * (2 * NORMED.HIDDEN_MAX + NORMED.ROW_GAP_BYTES) + 2 * NORMED.HIDDEN_MAX + NORMED.SUM_BYTES)
         kernel((NORMED.CLUSTER,), (ROUTE.THREADS,), x, x.stride(0), self.weight, EPSILON, 0.0, self.hidden, self.router,
-               self.normed.tensor, self.rows, self.experts, self.top, 1, routing.weights.tensor, routing.places.tensor,
+               self.normed.tensor, self.rows, self.experts, self.top, *routing.rule(), routing.weights.tensor, routing.places.tensor,
                routing.choices.tensor, routing.starts.tensor, routing.loads.tensor, routing.slots, shared_bytes=shared, early=early)  # fmt: skip
 
     def norm(self, early=True):
@@ -359,7 +369,7 @@ class NormedRouting:
 def check_normed_routing(table):
     sizes = [(1, 2048, 128, 8), (16, 2048, 128, 8), (16, 4096, 128, 8), (9, 4096, 64, 6), (3, 32, 5, 2), (7, 96, 60, 4), (15, 544, 16, 16), (2, 3584, 8, 1), (8, 1056, 127, 32)]  # fmt: skip
     for kind, (rows, hidden, experts, top), gap in itertools.product(LIMITS, sizes, [0, 8]):
-        one = NormedRouting(rows, hidden, experts, top, kind, gap)
+        one = NormedRouting(rows, hidden, experts, top, kind, gap, scaled=gap > 0)
         case = Case(run=lambda: None, error=one.error, limit=1e-4, bytes=0)
         table.check("norm, router and routing", f"{rows} x {hidden}, {experts} experts, top {top}, gap {gap}, {kind}", case)
 
@@ -424,14 +434,17 @@ def check(table):
     check_normed_routing(table)
     endless = float("inf")
     for rows, experts, top in [(1, 8, 2), (7, 60, 4), (16, 512, 32), (17, 129, 8), (64, 128, 8), (250, 128, 8), (300, 512, 10), (1000, 5, 5), (4100, 128, 8)]:
-        for skew, renormalised in itertools.product([0.0, 1.2, endless], [True, False]):
-            table.check("route", f"{rows} rows, {experts} experts, top {top}, skew {skew}", route(rows, experts, top, skew, renormalised))
+        for skew, renormalised, scaled in itertools.product([0.0, 1.2, endless], [True, False], [True, False]):
+            case = route(rows, experts, top, skew, renormalised, scaled)
+            table.check("route", f"{rows} rows, {experts} experts, top {top}, skew {skew}, scaled {scaled}", case)
     shapes = [(128, 64, 8, 2), (200, 72, 60, 4), (136, 264, 5, 3), (2048, 768, 16, 8), (77, 34, 7, 2)]
     for kind, (hidden, features, experts, top), gated in itertools.product(LIMITS, shapes, [True, False]):
         rows_and_skews = [(1, 0.0), (9, 1.2), (33, 0.0), (70, endless), (300, 0.5), (700, 1.2)]
         shares = [range(experts), range(experts // 3), range(experts // 3, experts)]
         for (rows, skew), share in itertools.product(rows_and_skews, shares):
             one = product(rows, hidden, features, experts, top, skew, kind, gated, gap=8, share=share)
+            # Each number of rows is computed with both activations.
+            one.gate = GATE.GELU_TANH if share.start else GATE.SILU
             wanted = one.expected()
             for way, run in one.ways().items():
                 one.out = Output((one.choices, one.features), kind)
@@ -472,6 +485,7 @@ def tile_edges(table):
     for (name, of), gated, height, kind in itertools.product(counts.items(), [True, False], [128, 32, None], LIMITS):
         for columns, features in [(272, 144), (64, 520)]:
             one = QuantizedProduct(Routing(counted_logits(of), 1, renormalised=False), columns, features, kind, gated, height)
+            one.gate = GATE.GELU_TANH if columns == 64 else GATE.SILU
             compare_ways(table, one, f"E4M3, blocks of {height}, {name}", [None, 5, 131])
     for gated in [True, False]:
         one = routed_product(Routing(drawn_logits(256, 128, 1.0), 8), 2048, 768, torch.bfloat16, gated)

@@ -6,7 +6,7 @@ use bursar_budgets::Address;
 
 use super::{
     super::{
-        arguments::{Extent, arguments, count},
+        arguments::{Extent, arguments, count, gate_number},
         contract::gemm_large_m::{BOX, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
         lane::Cuda,
         tensor_map::{Rows, TensorMap},
@@ -81,7 +81,7 @@ pub(super) unsafe fn launch(
         GROUP,
     ];
     if is_unquantized {
-        arguments = arguments.with(operands.gate_activation());
+        arguments = arguments.with(gate_number(operands.activation));
     }
     if !is_unquantized {
         let scales = output.scales.unwrap_or(Address(0));

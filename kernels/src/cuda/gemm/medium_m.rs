@@ -6,7 +6,7 @@ use bursar_budgets::Address;
 
 use super::{
     super::{
-        arguments::{Extent, arguments, count},
+        arguments::{Extent, arguments, count, gate_number},
         contract::{
             GATED_WIDTHS,
             gemm_medium_m::{PART_ROWS, SHARED_BYTES, STEP_COLUMNS, THREADS},
@@ -41,7 +41,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOpe
         count(problem.rows),
         count(problem.features()),
         count(problem.in_features),
-        operands.gate_activation(),
+        gate_number(operands.activation),
     ];
     let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
     let kernel = kernels.gemm_medium_m[tiles.width];

@@ -4,10 +4,7 @@
 use bursar_budgets::{Address, Bytes};
 use serde::{Deserialize, Serialize};
 
-use super::super::{
-    contract::{SmallMRows, gate},
-    tensor_map::Rows,
-};
+use super::super::{contract::SmallMRows, tensor_map::Rows};
 use crate::{DType, QuantizationScheme, calls::GateActivation};
 
 /// The largest number of rows for which the time of a GEMM is bound by reading the weight.
@@ -151,16 +148,6 @@ pub(in super::super) struct GemmOperands {
     pub activation: GateActivation,
     pub workspace: u64,
     pub workspace_bytes: usize,
-}
-
-impl GemmOperands {
-    /// The `activation` argument of the medium-m and large-m kernels.
-    pub(super) fn gate_activation(&self) -> u32 {
-        match self.activation {
-            GateActivation::Silu => gate::SILU,
-            GateActivation::GeluTanh => gate::GELU_TANH,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 //!
 //! The numbers of the decoders are from `config.json` of google/gemma-4-*-it on huggingface.co, as
 //! are `use_clipped_linears` and `standardize`. The sizes of the small models' tower are the defaults
-//! of transformers 5.17. The tower of the 31B has the published number of parameters (550 million)
-//! and the sizes of Gemma 3's tower.
+//! of transformers 5.17. The tower of the 31B and the 26B-A4B has the published number of parameters
+//! (550 million) and the sizes of Gemma 3's tower.
 
 use serde_json::{Value, json};
 
 use crate::{
-    blocks::decoder_shape::{DecoderShape, ShapeText},
+    blocks::decoder_shape::{DecoderShape, MixtureShape, ShapeText},
     families::{
         Files, ReleasedShape,
         gemma4_decoder::{Gemma4Shape, released},
@@ -57,7 +57,10 @@ const SMALL: VisionShape =
 const LARGE: VisionShape =
     VisionShape { layers: 27, hidden: 1152, intermediate: 4304, heads: 16, clips: false, standardizes: true };
 
-pub const SHAPES: [Shape; 4] = [
+/// Decoder of the 26B-A4B, in which experts are added to each MLP.
+const MIXED: Gemma4Shape = released("gemma-4-26b-a4b", TEXT, [2816, 2112, 30, 16, 8], 1024, 262_144);
+
+pub const SHAPES: [Shape; 5] = [
     Shape {
         text: Gemma4Shape {
             full_every: 5,
@@ -82,6 +85,18 @@ pub const SHAPES: [Shape; 4] = [
         text: Gemma4Shape {
             full_kv_heads: Some(4),
             ..released("gemma-4-31b", TEXT, [5376, 21_504, 60, 32, 16], 1024, 262_144)
+        },
+        vision: LARGE,
+        has_picture_mask: true,
+    },
+    Shape {
+        text: Gemma4Shape {
+            full_kv_heads: Some(2),
+            decoder: DecoderShape {
+                mixture: Some(MixtureShape { experts: 128, top: 8, intermediate: 704, shared: None }),
+                ..MIXED.decoder
+            },
+            ..MIXED
         },
         vision: LARGE,
         has_picture_mask: true,
