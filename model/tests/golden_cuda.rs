@@ -21,7 +21,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 27] = [
+const RECORDED: [Recorded; 28] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -269,7 +269,10 @@ fn logits_and_answers_match_the_recording_except_near_ties() {
         // The recorded token wins in f32. If another token wins here, the logits of both tokens are
         // off, each by at most the bound.
         assert!(margin <= 2.0 * bound, "{}: another token wins by {margin:e}", story.name);
-        let most = if story.bench.model.expert_loads().is_some() { 10 } else { 5 };
+        // Experts may change with a rounding error. The small Gemma 4 checkpoints increase rounding errors
+        // from layer to layer: in bf16 their logits are off by up to 7e-2, twice as much as others.
+        let has_noise = story.bench.model.expert_loads().is_some() || story.name.contains("gemma4");
+        let most = if has_noise { 10 } else { 5 };
         assert!(flipped * 100 <= most * tokens, "{}: {flipped} of {tokens} tokens differ", story.name);
     }
 }

@@ -141,12 +141,23 @@ class Kernel:
             self.functions[device] = found
         return self.functions[device]
 
+    @functools.cached_property
+    def sizes(self):
+        """The size in bytes of each parameter."""
+        sizes, at, size = [], ctypes.c_size_t(), ctypes.c_size_t()
+        while driver().cuFuncGetParamInfo(self.function(), ctypes.c_size_t(len(sizes)), ctypes.byref(at), ctypes.byref(size)) == 0:
+            sizes.append(size.value)
+        return sizes
+
     def __call__(self, grid, block, *arguments, shared_bytes=None, early=False):
         """Launches on torch's current stream. `grid` and `block` have up to three sizes. With `early` the kernel may start
         before the preceding kernel has ended."""
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         three = lambda sizes: (ctypes.c_uint * 3)(*sizes, *[1] * (3 - len(sizes)))  # noqa: E731
         held = [argument(value) for value in arguments]
+        sizes = [ctypes.sizeof(value) for value in held]
+        if sizes != self.sizes:
+            raise TypeError(f"{self.name} has parameters of {self.sizes} bytes, but the arguments have {sizes}")
         pointers = (ctypes.c_void_p * len(held))(*[ctypes.addressof(value) for value in held])
         attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION)
         attribute.value[0] = 1

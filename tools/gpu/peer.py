@@ -57,7 +57,7 @@ PARSER.add_argument("--replies", default="1,128", help="tokens of replies about 
 ASKED = PARSER.parse_args()
 PARTS = ASKED.only.split(",")
 CONFIG = json.load(open(f"{ASKED.model}/config.json"))
-PICTURE = {"internvl": "<IMG_CONTEXT>\n", "gemma3": "<start_of_image>"}.get(
+PICTURE = {"internvl": "<IMG_CONTEXT>\n", "gemma3": "<start_of_image>", "gemma4": "<|image|>"}.get(
     CONFIG["model_type"], "<|vision_start|><|image_pad|><|vision_end|>")  # fmt: skip
 PROMPT = f"<|im_start|>user\n{PICTURE}Describe.<|im_end|>\n<|im_start|>assistant\n"
 PICTURES = ((64, 1036, 1036), (16, 1932, 1092))

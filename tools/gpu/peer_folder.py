@@ -31,7 +31,13 @@ TEXT = {
     "qwen3-8b": (4096, 12288, 36, 32, 8),
     "llama-3.1-8b": (4096, 14336, 32, 32, 8),
     "internvl3-8b": (3584, 18944, 28, 28, 4),
+    "gemma-4-e4b": (2560, 10240, 42, 8, 2),
+    "gemma-4-26b-a4b": (2816, 2112, 30, 16, 8),
+    "gemma-4-31b": (5376, 21504, 60, 32, 16),
 }
+GEMMA_TOKENS = {
+    "boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "boa_token": "<|audio>",
+    "eoa_token": "<audio|>", "audio_token": "<|audio|>", "video_token": "<|video|>"}  # fmt: skip
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 PICTURE_TOKENS = {
@@ -125,11 +131,49 @@ def llama(_):
     return {}
 
 
-def internvl(tokenizer):
+def add_tokens(tokenizer, texts):
+    """Adds special tokens to `tokenizer`. Returns their ids by text, and their entries for the tokenizer's settings."""
     first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
-    ids = {content: first + index for index, content in enumerate(PICTURE_TOKENS.values())}
+    ids = {content: first + index for index, content in enumerate(texts)}
     common = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     tokenizer["added_tokens"] += [{"id": token, "content": content} | common for content, token in ids.items()]
+    return ids, {str(token): {"content": content} | common for content, token in ids.items()}
+
+
+def gemma_4(tokenizer):
+    ids, added = add_tokens(tokenizer, GEMMA_TOKENS.values())
+    small, mixed, layers = SHAPE.endswith("e4b"), SHAPE.endswith("-a4b"), TEXT[SHAPE][2]
+    experts = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+    rope = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+    decoder = text(
+        **(experts if mixed else {}), model_type="gemma4_text", hidden_activation="gelu_pytorch_tanh", vocab_size=262144,
+        vocab_size_per_layer_input=262144, head_dim=256, global_head_dim=512, tie_word_embeddings=True,
+        layer_types=["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)],
+        sliding_window=512 if small else 1024, attention_k_eq_v=not small, hidden_size_per_layer_input=256 if small else 0,
+        num_global_key_value_heads={"gemma-4-31b": 4, "gemma-4-26b-a4b": 2}.get(SHAPE), num_kv_shared_layers=18 if small else 0,
+        use_double_wide_mlp=False, use_bidirectional_attention=None if small else "vision", final_logit_softcapping=30.0,
+        rope_parameters=rope, pad_token_id=0)  # fmt: skip
+    del decoder["hidden_act"], decoder["rope_theta"]
+    hidden, intermediate, blocks, heads = (768, 3072, 16, 12) if small else (1152, 4304, 27, 16)
+    vision = {
+        "model_type": "gemma4_vision", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": blocks,
+        "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": hidden // heads, "patch_size": 16,
+        "pooling_kernel_size": 3, "position_embedding_size": 10240, "use_clipped_linears": small, "standardize": not small}  # fmt: skip
+    save("config.json", {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "tie_word_embeddings": True,
+        "image_token_id": ids["<|image|>"], "boi_token_id": ids["<|image>"], "eoi_token_id": ids["<image|>"],
+        "audio_token_id": ids["<|audio|>"], "video_token_id": ids["<|video|>"], "audio_config": None,
+        "text_config": decoder, "vision_config": vision})  # fmt: skip
+    patches = {"patch_size": 16, "pooling_kernel_size": 3, "do_normalize": False, "processor_class": "Gemma4Processor"}
+    save("preprocessor_config.json", patches | {
+        "image_processor_type": "Gemma4ImageProcessor", "feature_extractor_type": "Gemma4AudioFeatureExtractor", "max_soft_tokens": 280})
+    save("video_preprocessor_config.json", patches | {"video_processor_type": "Gemma4VideoProcessor", "max_soft_tokens": 70})
+    return {"processor_class": "Gemma4Processor", "extra_special_tokens": GEMMA_TOKENS, "added_tokens_decoder": added}
+
+
+def internvl(tokenizer):
+    ids, added = add_tokens(tokenizer, PICTURE_TOKENS.values())
     vision = {
         "model_type": "internvl_vision", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
         "attention_bias": True, "use_qk_norm": False, "intermediate_size": 4096, "hidden_act": "gelu",
@@ -144,7 +188,6 @@ def internvl(tokenizer):
         "image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": True, "min_patches": 1, "max_patches": 12})
     save("video_preprocessor_config.json", tiles | {"video_processor_type": "InternVLVideoProcessor"})
     save("processor_config.json", {"image_seq_length": 256, "processor_class": "InternVLProcessor"})
-    added = {str(token): {"content": content} | common for content, token in ids.items()}
     return {"processor_class": "InternVLProcessor", "extra_special_tokens": PICTURE_TOKENS, "added_tokens_decoder": added}
 
 
@@ -167,7 +210,8 @@ def quantization(config):
             "modules_to_not_convert": ["lm_head", *plain]}  # fmt: skip
 
 
-FAMILIES = {"qwen2.5-vl": qwen2_5_vl, "qwen3-vl": qwen3_vl, "qwen3": qwen3, "llama-3.1": llama, "internvl3": internvl}
+FAMILIES = {"qwen2.5-vl": qwen2_5_vl, "qwen3-vl": qwen3_vl, "qwen3": qwen3, "llama-3.1": llama, "internvl3": internvl,
+            "gemma-4": gemma_4}  # fmt: skip
 
 
 def main():

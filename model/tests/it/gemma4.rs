@@ -90,7 +90,10 @@ fn unsupported_settings_are_refused_by_name() {
     // A dense model may be saved with null in place of the sizes of experts.
     assert_eq!(refused(TEXT, json!({ "enable_moe_block": true })), "num_experts is 0; expected from 1 to 512");
     assert_eq!(refused(MOE, json!({ "top_k_experts": 9 })), "top_k_experts is 9; expected from 1 to 8");
-    assert_eq!(refused(MOE, json!({ "moe_intermediate_size": null })), "moe_intermediate_size is 0; expected from 1 to 1048576");
+    assert_eq!(
+        refused(MOE, json!({ "moe_intermediate_size": null })),
+        "moe_intermediate_size is 0; expected from 1 to 1048576"
+    );
     assert_eq!(refused(TEXT, json!({ "attn_logit_softcapping": 50.0 })), changes("attn_logit_softcapping", "50.0"));
     assert_eq!(
         refused(TEXT, json!({ "use_bidirectional_attention": "all" })),

@@ -51,7 +51,7 @@ def rms_norm_add(rows, hidden, kind, gap=0):
 
     def run():
         total.tensor.copy_(before)
-        kernel(*norm_shape(rows, hidden), x, x.stride(0), weight, rows, hidden, EPSILON, 1.0, total.tensor, total.tensor.stride(0))
+        kernel(*norm_shape(rows, hidden), x, x.stride(0), weight, rows, hidden, EPSILON, 1.0, None, total.tensor, total.tensor.stride(0))
 
     return Case(
         run=run,
@@ -87,7 +87,7 @@ def silu_mul(rows, features, kind, gap=0, operation="silu_mul"):
     unit = functional.silu if operation == "silu_mul" else FORMS["gelu_tanh"]
     gate, up = gate_up[:, :features], gate_up[:, features:]
     return Case(
-        run=lambda: kernel(*gate_shape(rows, features), gate_up, gate_up.stride(0), features, out.tensor),
+        run=lambda: kernel(*gate_shape(rows, features), gate, gate.stride(0), up, up.stride(0), features, out.tensor),
         error=lambda: out.error(unit(gate.double()) * up.double()),
         limit=LIMITS[kind],
         bytes=3 * kind.itemsize * rows * features,
@@ -204,7 +204,7 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
     positions = Positions(tokens, head_dim, sections, is_interleaved=is_normed)
     blocks = divide_up(tokens, BLOCK_TOKENS) + 2
     weights = torch.randn(2, head_dim, device="cuda").to(kind) if is_normed else None
-    norms = (weights[0], weights[1], float(EPSILON), 0.0) if is_normed else ()
+    norms = (weights[0], weights[1], float(EPSILON), 0.0, contract("rotary").VALUES_UNCHANGED) if is_normed else ()
     of = lambda heads, weight: normed(heads, weights[weight]) if is_normed else heads.double()  # noqa: E731
     cache = Output((blocks, 2, kv_heads, BLOCK_TOKENS, head_dim), torch.uint8 if is_e4m3 else kind)
     # Small enough that some numbers exceed the largest E4M3 number.
