@@ -16,6 +16,8 @@ struct Recorded {
     cases: &'static [&'static str],
 }
 
+const GEMMA_4: &[&str] = &["one_image", "several_images", "two_turns", "video_odd_slow", "video_and_picture"];
+
 /// The cases of a family without pictures.
 const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
@@ -36,8 +38,8 @@ const RECORDED: [Recorded; 28] = [
         cases: &["short", "long", "one_image", "several_images", "two_turns", "pan_and_scan", "pan_and_scan_tall"],
     },
     text("tests/golden/gemma4_text"),
-    Recorded { folder: "tests/golden/gemma4", cases: &["one_image", "several_images", "two_turns"] },
-    Recorded { folder: "tests/golden/gemma4_clipped", cases: &["one_image", "several_images", "two_turns"] },
+    Recorded { folder: "tests/golden/gemma4", cases: GEMMA_4 },
+    Recorded { folder: "tests/golden/gemma4_clipped", cases: GEMMA_4 },
     text("tests/golden/gemma4_sharing"),
     text("tests/golden/gemma4_moe"),
     text("tests/golden/qwen3_moe"),

@@ -166,7 +166,7 @@ fn chats_with_gemma_are_answered_as_recorded() {
 
 #[test]
 fn chats_with_gemma_4_are_answered_as_recorded() {
-    const PICTURES: [&str; 3] = ["one_image", "several_images", "two_turns"];
+    const PICTURES: [&str; 5] = ["one_image", "several_images", "two_turns", "video_odd_slow", "video_and_picture"];
     recorded_chats_are_answered("gemma4_text", &["short", "long"]);
     recorded_chats_are_answered("gemma4_sharing", &["short", "long"]);
     recorded_chats_are_answered("gemma4_moe", &["short", "long"]);

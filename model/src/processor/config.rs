@@ -501,14 +501,16 @@ impl RawConfig {
         })
     }
 
-    /// Applies the settings on top of the defaults of `Gemma4ImageProcessor`. The model itself maps
+    /// Applies the settings on top of the defaults of `Gemma4ImageProcessor`, or of
+    /// `Gemma4VideoProcessor`, whose frames are smaller. The model itself maps
     /// levels from 0 to 1 to levels from -1 to 1 (`modeling_gemma4.py`), which the returned
     /// mean and deviation include.
     fn within_tokens(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
             require(setting, pixels.unwrap_or(0), pixels.is_none(), "null (set `max_soft_tokens` instead)")?;
         }
-        let tokens = self.max_soft_tokens.unwrap_or(280);
+        let default = if self.video_processor_type.is_some() { 70 } else { 280 };
+        let tokens = self.max_soft_tokens.unwrap_or(default);
         require("max_soft_tokens", tokens, SOFT_TOKENS.contains(&tokens), "70, 140, 280, 560 or 1120")?;
         self.size = None;
         self.merge_size = self.pooling_kernel_size.or(Some(3));

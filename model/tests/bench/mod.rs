@@ -57,7 +57,7 @@ impl BenchMemory {
     pub const GOLDEN: BenchMemory = BenchMemory {
         capacity: Bytes::mib(256),
         blocks: 160,
-        cache_rows: 600,
+        cache_rows: 900,
         workspace: Bytes::mib(48),
         at_once: AT_ONCE,
     };

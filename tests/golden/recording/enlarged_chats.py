@@ -1,4 +1,6 @@
-"""Records the chats of Gemma 4 with pictures."""
+"""Records the chats of Gemma 4 with pictures and videos."""
+
+import re
 
 import torch
 from PIL import Image
@@ -6,12 +8,13 @@ from transformers import AutoTokenizer, Gemma4AudioFeatureExtractor, Gemma4Image
 
 from . import crop_chats
 from .files import write_case, write_png
-from .messages import content_parts
+from .messages import content_parts, video_chats, without_video_fields
 from .reference import ERROR_MAX, greedy, relative, rounded_checks
-from .scenes import draw_scene, write_model_pictures
+from .scenes import draw_scene, video_arrays, write_model_pictures, write_videos
 from .tile_chats import SMALL, SMALL_SCENE
 
 CASES = ["one_image", "several_images", "two_turns"]
+VIDEO_CASES = ["video_odd_slow", "video_and_picture"]
 INFLUENCE_MIN = 1e-2  # of masks and pictures on the logits, relative to the largest |logit|
 
 
@@ -24,13 +27,37 @@ def check_influence(reference, inputs, greedy_tokens):
     """Asserts that the pictures and, if there is one, their mask change the logits."""
     model, types = reference.model, inputs["mm_token_type_ids"]
     logits = lambda inputs: model(**inputs, use_cache=False).logits  # noqa: E731
-    recorded, mirrored = logits(inputs), inputs | {"pixel_values": inputs["pixel_values"].flip(-1)}
+    pixels = {key: inputs[key].flip(-1) for key in ("pixel_values", "pixel_values_videos") if key in inputs}
+    recorded, mirrored = logits(inputs), inputs | pixels
     found = {"mirrored": relative(logits(mirrored), recorded)}
     if model.config.text_config.use_bidirectional_attention == "vision":
         found["causal"] = relative(logits(inputs | {"mm_token_type_ids": torch.zeros_like(types)}), recorded)
     print(f"  {'':18} changes:", ", ".join(f"{key} {value:.1e}" for key, value in found.items()))
     assert min(found.values()) > INFLUENCE_MIN, found
     assert not torch.equal(greedy(model, mirrored)[1], greedy_tokens), "the answer does not depend on the pictures"
+
+
+def video_tensors(reference, inputs, videos, stored, checks):
+    """Grids of all videos, and rows of each video in the first case that shows it. `stored` has those of earlier cases."""
+    tensors, grids = {}, []
+    for index, video in enumerate(videos):
+        pixels, positions = inputs["pixel_values_videos"][index], inputs["video_position_ids"][index]
+        across, down = (positions[0].amax(0) + 1).tolist()
+        grids.append([len(pixels), down, across])
+        rows = encode(reference.model, pixels, positions)
+        difference = relative(rows, encode(reference.exact, pixels.double(), positions))
+        checks["vision_f32_vs_f64"] = max(difference, checks.get("vision_f32_vs_f64", 0.0))
+        assert difference < ERROR_MAX, checks
+        if video["video"] not in stored:
+            stored.add(video["video"])
+            tensors[f"vision_embeddings.{video['video']}"] = rows  # [tokens of all frames, width]
+    return tensors | ({"video_grid_thw": torch.tensor(grids)} if grids else {})
+
+
+def with_times(prompt, videos, frames):
+    """The prompt with each video replaced by its frames, each with its time in front."""
+    times = iter([int(index / video["frames_per_second"]) for index in range(len(frames[video["video"]]))] for video in videos)
+    return re.sub(r"<\|video\|>", lambda _: " ".join(f"{t // 60:02d}:{t % 60:02d} <|video|>" for t in next(times)), prompt)
 
 
 def picture_tensors(reference, processor, files, images, stored, checks):
@@ -48,7 +75,7 @@ def picture_tensors(reference, processor, files, images, stored, checks):
         if file not in stored:
             stored.add(file)
             tensors[f"vision_embeddings.{file}"] = rows  # [tokens, width], in reading order
-    return tensors | {"image_grid_thw": torch.tensor(grids)}
+    return tensors | ({"image_grid_thw": torch.tensor(grids)} if grids else {})
 
 
 @torch.no_grad()
@@ -58,23 +85,37 @@ def record(root, folder, reference):
     write_model_pictures(root)
     processor = Gemma4Processor(
         feature_extractor=Gemma4AudioFeatureExtractor(), image_processor=Gemma4ImageProcessor.from_pretrained(folder),
-        tokenizer=AutoTokenizer.from_pretrained(folder), video_processor=Gemma4VideoProcessor())  # fmt: skip
+        tokenizer=AutoTokenizer.from_pretrained(folder), video_processor=Gemma4VideoProcessor.from_pretrained(folder))  # fmt: skip
     assert processor.image_processor.backend == "torchvision"
+    write_videos(root)
+    config, frames = reference.model.config, video_arrays()
     tokenizer, stored = processor.tokenizer, set()
-    for name, (messages, _) in crop_chats.chats().items():
-        if name not in CASES:
-            continue
-        files = [part["image"] for part in content_parts(messages) if "image" in part]
+    with_pictures = crop_chats.chats()
+    chats = {name: with_pictures[name][0] for name in CASES} | {name: video_chats()[name] for name in VIDEO_CASES}
+    for name, messages in chats.items():
+        contents = content_parts(messages)
+        files = [part["image"] for part in contents if part["type"] == "image"]
+        videos = [part for part in contents if part["type"] == "video"]
         images = [Image.open(root / "pictures" / file).convert("RGB") for file in files]
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(without_video_fields(messages), tokenize=False, add_generation_prompt=True)
+        arrays = [frames[video["video"]] for video in videos]
+        metadata = [{"fps": video["frames_per_second"], "total_num_frames": len(array), "frames_indices": list(range(len(array)))}
+                    for video, array in zip(videos, arrays)]  # fmt: skip
+        shown = dict(images=[images] if images else None, videos=arrays or None, video_metadata=metadata, do_sample_frames=False)
         # The template has written `<bos>`.
-        inputs = dict(processor(text=[prompt], images=[images], add_special_tokens=False, return_tensors="pt"))
-        written = prompt.replace("<|image|>", "<|image><|image|><image|>")
-        tensors, checks = reference.record(name, inputs, written, {reference.model.config.image_token_id})
+        inputs = dict(processor(text=[prompt], **shown, add_special_tokens=False, return_tensors="pt"))
+        timed = with_times(prompt, videos, frames)
+        written = re.sub(r"(<\|image\|>|<\|video\|>)", r"<|image>\1<image|>", timed)
+        tensors, checks = reference.record(name, inputs, written, {config.image_token_id, config.video_token_id})
         check_influence(reference, inputs, tensors["greedy_tokens"])
         tokens = inputs["input_ids"].shape[1]
         tensors |= {"position_ids": torch.arange(tokens).expand(3, -1), "rope_delta": torch.zeros(1, dtype=torch.long)}
         tensors |= picture_tensors(reference, processor, files, images, stored, checks)
+        tensors |= video_tensors(reference, inputs, videos, stored, checks)
         facts = {"messages": messages, "prompt": prompt, "images": files, "checks": rounded_checks(checks)}
+        if videos:
+            facts["videos"] = [{"name": video["video"], "frames": len(array), "frames_per_second": video["frames_per_second"]}
+                               for video, array in zip(videos, arrays)]  # fmt: skip
+            facts["written"] = timed
         facts["greedy_text"] = tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
         write_case(folder / "cases", name, tensors, facts)

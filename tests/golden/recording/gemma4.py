@@ -19,8 +19,9 @@ PICTURES = ["gemma4", "gemma4_clipped"]
 # Tokens after the text tokens, by their names in transformers.
 MORE_TOKENS = {
     "boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
-    "audio_token": "<|audio|>"}  # fmt: skip
-TEMPLATE = gemma3.PICTURE_TEMPLATE.replace("<start_of_image>", "<|image|>")
+    "audio_token": "<|audio|>", "video_token": "<|video|>"}  # fmt: skip
+TEMPLATE = gemma3.PICTURE_TEMPLATE.replace(
+    "<start_of_image>", "<|image|>{% elif part['type'] == 'video' %}<|video|>")  # fmt: skip
 PATCH, POOL, TOKENS = 4, 3, 70  # 70 tokens are the smallest value that transformers' processor accepts
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -86,7 +87,7 @@ def write_settings(folder, name, ids):
     config = text | {"architectures": ["Gemma4ForCausalLM"]} if name not in PICTURES else {
         "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "audio_token_id": ids["audio_token"],
         "boi_token_id": ids["boi_token"], "dtype": "bfloat16", "eoi_token_id": ids["eoi_token"], "eos_token_id": [1, 5],
-        "image_token_id": ids["image_token"], "model_type": "gemma4", "text_config": text, "tie_word_embeddings": True,
+        "image_token_id": ids["image_token"], "video_token_id": ids["video_token"], "model_type": "gemma4", "text_config": text, "tie_word_embeddings": True,
         "vision_config": vision_settings(name)}  # fmt: skip
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {
@@ -98,6 +99,10 @@ def write_settings(folder, name, ids):
             "image_processor_type": "Gemma4ImageProcessor", "image_seq_length": TOKENS, "image_std": [1.0, 1.0, 1.0],
             "max_soft_tokens": TOKENS, "patch_size": PATCH, "pooling_kernel_size": POOL, "processor_class": "Gemma4Processor",
             "resample": 3, "rescale_factor": 0.00392156862745098})  # fmt: skip
+        write_json(folder / "video_preprocessor_config.json", {
+            "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True, "image_mean": [0.0, 0.0, 0.0],
+            "image_std": [1.0, 1.0, 1.0], "max_soft_tokens": TOKENS, "patch_size": PATCH, "pooling_kernel_size": POOL,
+            "resample": 3, "rescale_factor": 0.00392156862745098, "video_processor_type": "Gemma4VideoProcessor"})  # fmt: skip
     return text
 
 

@@ -56,9 +56,16 @@ fn lay_out_places(
         let placeholders = places.len() - left.len();
         return Err(LayoutError::FewerPlaceholders { placeholders, pictures: places.len() });
     }
-    layout.positions = (0..layout.tokens.len() as u32).map(|position| [position; 3]).collect();
-    layout.next_position = layout.tokens.len() as u32;
+    layout.number_in_line();
     Ok(layout)
+}
+
+impl PromptLayout {
+    /// Makes the position of each token its index, the same on all axes.
+    pub(crate) fn number_in_line(&mut self) {
+        self.positions = (0..self.tokens.len() as u32).map(|position| [position; 3]).collect();
+        self.next_position = self.tokens.len() as u32;
+    }
 }
 
 /// For each placeholder of a picture or video: a grid, and the number of pictures of that grid.

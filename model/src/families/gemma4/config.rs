@@ -9,7 +9,7 @@ use crate::{
     blocks::{
         ConfigError, DecoderConfig, PictureMask, WIDTH_MAX, config_keys,
         rope_config::RopeConfig,
-        vision::{EmbeddingLayout, TowerInput},
+        vision::{EmbeddingLayout, PlaceholderTokens, TowerInput},
     },
     checkpoint::Checkpoint,
     families::gemma4_decoder,
@@ -22,7 +22,7 @@ const THETA: f64 = 100.0;
 pub struct Config {
     pub decoder: DecoderConfig,
     pub vision: VisionConfig,
-    pub image_token: u32,
+    pub tokens: PlaceholderTokens,
     /// The tokens before and after the tokens of a picture.
     pub picture_ends: [u32; 2],
 }
@@ -74,7 +74,7 @@ struct Fields {
 }
 
 impl Config {
-    /// Reads `config.json` and checks the checkpoint's picture processor against it.
+    /// Reads `config.json` and checks the checkpoint's picture and video processors against it.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         let config = &checkpoint.config;
         let none = Map::new();
@@ -102,14 +102,14 @@ impl Config {
             tile: None,
             counts_whole_videos: false,
         };
-        input.check(checkpoint.image_processor.as_ref(), None)?;
+        input.check(checkpoint.image_processor.as_ref(), checkpoint.video_processor.as_ref())?;
         let token = |key: &str, default: usize| {
             let token = config.get(key).map_or(Ok(None), Option::<usize>::deserialize)?.unwrap_or(default);
             ConfigError::check_token(key, token, decoder.vocabulary).map(|()| token as u32)
         };
-        let image_token = token("image_token_id", 258_880)?;
+        let tokens = PlaceholderTokens::read_over([258_880, 258_884], config, decoder.vocabulary)?;
         let picture_ends = [token("boi_token_id", 255_999)?, token("eoi_token_id", 258_882)?];
-        Ok(Config { decoder, vision, image_token, picture_ends })
+        Ok(Config { decoder, vision, tokens, picture_ends })
     }
 }
 

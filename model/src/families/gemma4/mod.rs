@@ -1,26 +1,29 @@
 //! Gemma 4 with pictures: a vision transformer, whose patches are pooled to tokens, and a decoder.
-//! In the larger models, picture tokens attend to the whole picture in sliding-window layers. Audio
-//! and videos are not supported.
+//! In the larger models, picture tokens attend to the whole picture in sliding-window layers. Each
+//! frame of a video is encoded as a picture. Audio is not supported.
 
 mod config;
 mod layer;
+mod prompt_text;
 mod shape;
 mod vision;
 
 use serde_json::Value;
 
 pub use config::Config;
-use shape::{IMAGE, Shape};
+use shape::Shape;
 
 use super::{
     row::{Files, ReadText, Settings, VisionSettings},
     vision_language_model::VisionLanguageModel,
 };
 use crate::{
-    blocks::{ConfigError, DecoderConfig, vision::lay_out_in_line},
+    blocks::{
+        ConfigError, DecoderConfig,
+        vision::{Placeholders, VideoPlace, lay_out},
+    },
     checkpoint::Checkpoint,
     flow::{LayoutError, MediaGrid, PromptLayout},
-    processor::VideoProcessor,
     text::PlaceholderTexts,
     workload::Workload,
 };
@@ -40,11 +43,6 @@ impl Settings for Config {
         Config::read(checkpoint)
     }
 
-    /// The family takes no videos.
-    fn video_processor(_: &Checkpoint) -> Option<VideoProcessor> {
-        None
-    }
-
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
     }
@@ -57,27 +55,35 @@ impl Settings for Config {
         Some(VisionSettings {
             merge: self.vision.merge,
             patch: self.vision.patch(),
-            token: self.image_token,
+            token: self.tokens.image,
             row: self.vision.row(),
-            step_text_tokens: 0,
+            step_text_tokens: prompt_text::STEP_TOKENS,
             tile: None,
         })
     }
 
     fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
-        Some(PlaceholderTexts { image: IMAGE, video: None, before: "", after: "" })
+        Some(prompt_text::PLACEHOLDERS)
     }
 
-    /// Encloses each picture in the tokens for its beginning and its end, as `processing_gemma4.py`
-    /// of transformers 5.17 does.
+    fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
+        prompt_text::write(&rendered, visuals)
+    }
+
+    /// Encloses each picture and frame in the tokens for a picture's beginning and end, as
+    /// `processing_gemma4.py` of transformers 5.17 does.
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
         let [begin, end] = self.picture_ends;
         let enclosed = |token: u32| {
-            let ends = (token == self.image_token).then_some((begin, end)).unzip();
+            let is_picture = token == self.tokens.image || Some(token) == self.tokens.video;
+            let ends = is_picture.then_some((begin, end)).unzip();
             ends.0.into_iter().chain([token]).chain(ends.1)
         };
         let tokens: Vec<_> = tokens.into_iter().flat_map(enclosed).collect();
-        lay_out_in_line(&tokens, visuals, self.image_token, self.vision.merge)
+        let (merge, video) = (self.vision.merge, VideoPlace::Written);
+        let mut layout = lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge, video })?;
+        layout.number_in_line();
+        Ok(layout)
     }
 
     fn released_processors(config: &Value) -> Option<Files> {
