@@ -17,8 +17,8 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
-        Files, ReleasedShape, Settings, VisionSettings, Weights, gemma3, gemma3_text, gemma4, gemma4_text, internvl,
-        llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_5, qwen3_5_text, qwen3_vl,
+        Files, ReleasedShape, Settings, VisionSettings, Weights, gemma3, gemma3_text, gemma4, gemma4_text,
+        gemma4_unified, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_5, qwen3_5_text, qwen3_vl,
     },
     flow::{Grid, LayoutError, MediaGrid, PromptLayout, ResizedImage},
     nearest_names,
@@ -331,8 +331,10 @@ families! {
     Gemma3: gemma3;
     /// Gemma 3: text only.
     Gemma3Text: gemma3_text;
-    /// Gemma 4: pictures and text.
+    /// Gemma 4: pictures, videos and text.
     Gemma4: gemma4;
+    /// Gemma 4 12B, which has no vision tower: pictures, videos and text.
+    Gemma4Unified: gemma4_unified;
     /// Gemma 4: text only.
     Gemma4Text: gemma4_text;
 }

@@ -23,7 +23,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 28] = [
+const RECORDED: [Recorded; 29] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -40,6 +40,7 @@ const RECORDED: [Recorded; 28] = [
     text("tests/golden/gemma4_text"),
     Recorded { folder: "tests/golden/gemma4", cases: GEMMA_4 },
     Recorded { folder: "tests/golden/gemma4_clipped", cases: GEMMA_4 },
+    Recorded { folder: "tests/golden/gemma4_unified", cases: GEMMA_4 },
     text("tests/golden/gemma4_sharing"),
     text("tests/golden/gemma4_moe"),
     text("tests/golden/qwen3_moe"),

@@ -172,6 +172,7 @@ fn chats_with_gemma_4_are_answered_as_recorded() {
     recorded_chats_are_answered("gemma4_moe", &["short", "long"]);
     recorded_chats_are_answered("gemma4", &PICTURES);
     recorded_chats_are_answered("gemma4_clipped", &PICTURES);
+    recorded_chats_are_answered("gemma4_unified", &PICTURES);
     for folder in ["gemma4_text", "gemma4_sharing", "gemma4_moe"] {
         recorded_chats_are_answered_by(2, folder, &["short", "long"]);
     }

@@ -1,7 +1,7 @@
 //! Layer normalization.
 
 use super::{
-    arithmetic::dot,
+    arithmetic::{dot, sum},
     memory::{Rows, widened, write_rows},
     threads::Threads,
 };
@@ -11,10 +11,13 @@ pub(super) fn layer_norm(threads: &Threads, call: LayerNorm<'_>) {
     let (x, weight, bias) = (Rows::<f32>::of(&call.x), widened(&call.weight), widened(&call.bias));
     write_rows(threads, &call.out, 4, |row, out| {
         let x = x.row(row);
-        let mean = x.iter().sum::<f32>() / x.len() as f32;
+        let mean = sum(x) / x.len() as f32;
         for (out, x) in out.iter_mut().zip(x) {
             *out = x - mean;
         }
+        // The rounding error of the mean matters if the elements are almost equal.
+        let rest = sum(out) / x.len() as f32;
+        out.iter_mut().for_each(|out| *out -= rest);
         let variance = dot(out, out) / x.len() as f32;
         let factor = (variance + call.epsilon).sqrt().recip();
         for ((out, weight), bias) in out.iter_mut().zip(&weight).zip(&bias) {

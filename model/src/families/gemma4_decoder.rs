@@ -2,9 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::blocks::{
-    AxesRule, ConfigError, DecoderDefaults, LayerKind, WindowRule,
-    decoder_shape::{DecoderShape, ShapeText},
+use crate::{
+    blocks::{
+        AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, PictureMask, WindowRule, config_keys,
+        decoder_shape::{DecoderShape, ShapeText},
+    },
+    families::Files,
 };
 
 /// Defaults of `Gemma4TextConfig`, or of `Gemma4UnifiedTextConfig` if `is_unified` (transformers
@@ -48,6 +51,28 @@ pub fn defaults(is_unified: bool) -> DecoderDefaults {
     }
 }
 
+/// Reads the decoder of a model with pictures from `text_config`. `is_unified` is as in
+/// [`defaults`].
+///
+/// Tokens of a picture attend to one another only in sliding-window layers, also in the 12B, as in
+/// the authors' implementation (google-deepmind/gemma) and in vLLM. The class of the 12B in
+/// transformers 5.17 lets them do so in all layers (huggingface/transformers issue 46711).
+pub fn read(config: &Map<String, Value>, is_unified: bool) -> Result<DecoderConfig, ConfigError> {
+    let none = Map::new();
+    let text = config_keys::part(config, "text_config")?.unwrap_or(&none);
+    let mut decoder = DecoderConfig::read("text_config.", text, &defaults(is_unified))?;
+    config_keys::refuse_unknown("", config)?;
+    if [config, text].iter().any(|fields| fields.contains_key("tie_word_embeddings")) {
+        decoder.tied_embeddings = config_keys::tied_embeddings(config, text)?;
+    }
+    refuse_bidirectional("text_config.", text)?;
+    let mask = text.get("use_bidirectional_attention");
+    if mask.map_or(is_unified, |mask| mask == "vision") {
+        decoder.picture_mask = PictureMask::WholePictureInWindows;
+    }
+    Ok(decoder)
+}
+
 /// Refuses models in which tokens of text attend to later tokens. `vision` concerns only tokens of
 /// pictures.
 pub fn refuse_bidirectional(place: &str, fields: &Map<String, Value>) -> Result<(), ConfigError> {
@@ -61,6 +86,24 @@ pub fn refuse_bidirectional(place: &str, fields: &Map<String, Value>) -> Result<
         }),
     }
 }
+
+const IMAGE: &str = "<|image|>";
+const VIDEO: &str = "<|video|>";
+const BEGIN: &str = "<|image>";
+const END: &str = "<image|>";
+
+/// Control tokens of Gemma 4 for text and pictures. The template is not the released one.
+pub const PICTURE_TEXT: ShapeText = ShapeText {
+    control: &["<bos>", "<eos>", "<pad>", "<unk>", "<|turn>", "<turn|>", BEGIN, END, IMAGE, VIDEO],
+    template: "{{ bos_token }}{% for message in messages %}<|turn>\
+        {{ 'model' if message['role'] == 'assistant' else message['role'] }}\n\
+        {% if message['content'] is string %}{{ message['content'] | trim }}{% else %}\
+        {% for part in message['content'] %}{% if part['type'] == 'image' %}<|image|>\
+        {% elif part['type'] == 'video' %}<|video|>\
+        {% else %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}<turn|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|turn>model\n{% endif %}",
+    ends: &["<turn|>", "<eos>"],
+};
 
 /// Sizes of a decoder, without its weights.
 pub struct Gemma4Shape {
@@ -113,6 +156,14 @@ pub const fn released(
 }
 
 impl Gemma4Shape {
+    /// The keys of `config.json` for the tokens of pictures and videos, and for the end of a reply.
+    pub fn picture_tokens(&self) -> Map<String, Value> {
+        let id = |token| Value::from(self.decoder.id(token));
+        let keys =
+            [("boi", BEGIN), ("eoi", END), ("image", IMAGE), ("video", VIDEO), ("eos", self.decoder.text.ends[0])];
+        keys.into_iter().map(|(key, token)| (format!("{key}_token_id"), id(token))).collect()
+    }
+
     /// The settings of the decoder in `config.json`.
     pub fn config(&self) -> Value {
         let mut config = self.decoder.config();
@@ -149,4 +200,26 @@ impl Gemma4Shape {
         fields.extend(more.as_object().cloned().unwrap_or_default());
         config
     }
+}
+
+/// Settings files of the released picture and video processors. `prefix` is the beginning of the
+/// processors' class names.
+pub fn processors(prefix: &str) -> Files {
+    let settings = |key: &str, class: &str, tokens: usize| {
+        let settings = json!({
+            key: format!("{prefix}{class}"),
+            "do_normalize": false,
+            "image_mean": [0.0, 0.0, 0.0],
+            "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": tokens,
+            "patch_size": 16,
+            "pooling_kernel_size": 3,
+            "resample": 3,
+        });
+        settings.to_string().into_bytes()
+    };
+    vec![
+        ("preprocessor_config.json", settings("image_processor_type", "ImageProcessor", 280)),
+        ("video_preprocessor_config.json", settings("video_processor_type", "VideoProcessor", 70)),
+    ]
 }

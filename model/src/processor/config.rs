@@ -26,8 +26,12 @@ const CROPPING_PROCESSORS: [&str; 3] = ["Gemma3ImageProcessor", "Gemma3ImageProc
 
 /// Values of `image_processor_type` that resize every picture to the largest size within a number of
 /// tokens.
-const TOKEN_LIMIT_PROCESSORS: [&str; 3] =
-    ["Gemma4ImageProcessor", "Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil"];
+const TOKEN_LIMIT_PROCESSORS: [&str; 4] =
+    ["Gemma4ImageProcessor", "Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil", UNIFIED_PROCESSORS[0]];
+
+/// The image and video processors of `TOKEN_LIMIT_PROCESSORS` and `TOKEN_LIMIT_VIDEO_PROCESSORS`
+/// that merge patches before the model, which reads levels from 0 to 1.
+const UNIFIED_PROCESSORS: [&str; 2] = ["Gemma4UnifiedImageProcessor", "Gemma4UnifiedVideoProcessor"];
 
 /// Values of `max_soft_tokens` that `TOKEN_LIMIT_PROCESSORS` accept.
 const SOFT_TOKENS: [u64; 5] = [70, 140, 280, 560, 1120];
@@ -48,8 +52,8 @@ pub(crate) const TILING_KEYS: [(&str, &str); 5] = [
 /// The video processor that makes one tile of each frame.
 const TILING_VIDEO_PROCESSOR: &str = "InternVLVideoProcessor";
 
-/// The video processor that resizes frames like `TOKEN_LIMIT_PROCESSORS`.
-const TOKEN_LIMIT_VIDEO_PROCESSOR: &str = "Gemma4VideoProcessor";
+/// Video processors that resize frames like `TOKEN_LIMIT_PROCESSORS`.
+const TOKEN_LIMIT_VIDEO_PROCESSORS: [&str; 2] = ["Gemma4VideoProcessor", UNIFIED_PROCESSORS[1]];
 
 /// Values of `video_processor_type` whose arithmetic for a frame is that of `KNOWN_PROCESSORS`.
 const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_PROCESSOR];
@@ -223,7 +227,8 @@ impl ImageProcessorConfig {
         if raw.adds_crops() {
             return Ok(raw.cropped()?.of_one_tile());
         }
-        let is_token_limited = raw.video_processor_type.as_deref() == Some(TOKEN_LIMIT_VIDEO_PROCESSOR);
+        let own = raw.video_processor_type.as_deref();
+        let is_token_limited = own.is_some_and(|own| TOKEN_LIMIT_VIDEO_PROCESSORS.contains(&own));
         if is_token_limited || raw.video_processor_type.is_none() && raw.is_one_of(&TOKEN_LIMIT_PROCESSORS) {
             return raw.within_tokens();
         }
@@ -502,9 +507,9 @@ impl RawConfig {
     }
 
     /// Applies the settings on top of the defaults of `Gemma4ImageProcessor`, or of
-    /// `Gemma4VideoProcessor`, whose frames are smaller. The model itself maps
-    /// levels from 0 to 1 to levels from -1 to 1 (`modeling_gemma4.py`), which the returned
-    /// mean and deviation include.
+    /// `Gemma4VideoProcessor`, whose frames are smaller. The model itself maps levels from 0 to 1 to
+    /// levels from -1 to 1 (`modeling_gemma4.py`), which the returned mean and deviation include.
+    /// This does not apply to the unified processors, whose patches are those of a token.
     fn within_tokens(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
             require(setting, pixels.unwrap_or(0), pixels.is_none(), "null (set `max_soft_tokens` instead)")?;
@@ -513,7 +518,14 @@ impl RawConfig {
         let tokens = self.max_soft_tokens.unwrap_or(default);
         require("max_soft_tokens", tokens, SOFT_TOKENS.contains(&tokens), "70, 140, 280, 560 or 1120")?;
         self.size = None;
-        self.merge_size = self.pooling_kernel_size.or(Some(3));
+        let own = [&self.image_processor_type, &self.video_processor_type];
+        let is_unified = own.into_iter().flatten().any(|own| UNIFIED_PROCESSORS.contains(&own.as_str()));
+        let pooled = self.pooling_kernel_size.unwrap_or(3);
+        if is_unified {
+            (self.patch_size, self.merge_size) = (self.patch_size.unwrap_or(16).checked_mul(pooled), Some(1));
+        } else {
+            self.merge_size = Some(pooled);
+        }
         let config = self.over(ImageProcessorConfig {
             sizing: Sizing::Largest,
             pixel_bounds: PixelBounds { min: 1, max: 1 },
@@ -527,10 +539,14 @@ impl RawConfig {
         let (mean, deviation) =
             if config.do_normalize { (config.image_mean, config.image_std) } else { ([0.0; 3], [1.0; 3]) };
         let max = tokens * u64::from(config.factor()).pow(2);
-        let halves = deviation.map(|deviation| deviation / 2.0);
-        let image_mean = [0, 1, 2].map(|channel| mean[channel] + halves[channel]);
         let pixel_bounds = PixelBounds { min: 1, max };
-        Ok(ImageProcessorConfig { pixel_bounds, image_mean, image_std: halves, do_normalize: true, ..config })
+        let (image_mean, image_std) = if is_unified {
+            (mean, deviation)
+        } else {
+            let halves = deviation.map(|deviation| deviation / 2.0);
+            ([0, 1, 2].map(|channel| mean[channel] + halves[channel]), halves)
+        };
+        Ok(ImageProcessorConfig { pixel_bounds, image_mean, image_std, do_normalize: true, ..config })
     }
 
     /// Takes the side of the square that `size` describes.

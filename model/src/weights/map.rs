@@ -199,13 +199,34 @@ impl<'c> WeightMap<'c> {
         hidden: usize,
         patch: PatchSize,
     ) -> Result<Tensor<'static>, WeightError> {
-        let values = patch.values();
-        let weight = self.tensor(name, [hidden, values])?;
+        self.with_channels_apart(name, [hidden, patch.values()].into(), patch)
+    }
+
+    /// Claims a vector with an element for each value of a patch, in the order of
+    /// [`patch_projection`](Self::patch_projection).
+    pub fn patch_vector(&mut self, name: &str, patch: PatchSize) -> Result<Tensor<'static>, WeightError> {
+        self.with_channels_apart(name, [patch.values()].into(), patch)
+    }
+
+    fn with_channels_apart(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        patch: PatchSize,
+    ) -> Result<Tensor<'static>, WeightError> {
+        let axes = shape.extents().len();
+        let weight = self.tensor(name, shape)?;
         // Random tensors are drawn in the final order.
-        if self.checkpoint.tensors.random(name, 2).is_none() {
-            self.segment.swap_rows_last([values / CHANNELS, CHANNELS]);
+        if self.checkpoint.tensors.random(name, axes).is_none() {
+            self.segment.swap_rows_last([patch.values() / CHANNELS, CHANNELS]);
         }
         Ok(weight)
+    }
+
+    /// Claims the columns `columns` of each row of a matrix, or of the folded inner axes of a tensor.
+    pub fn columns_of(&mut self, name: &str, rows: usize, columns: RankShard) -> Result<Tensor<'static>, WeightError> {
+        let shape = [rows, columns.count].into();
+        self.stacked(&[(name.to_owned(), rows.into())], shape, columns, WeightLayout::default())
     }
 
     /// Claims the router of a mixture, `[experts, hidden]`, which chooses `top`

@@ -275,7 +275,8 @@ fn upload_swapped<B: Backend>(
     buffers: &mut HostBuffers,
 ) -> Result<(), LoadError> {
     let (mut to, dtype) = (copy.to, DType::from(found.dtype));
-    let rows = copy.row_matrix.map(|[columns, rows]| [found.shape[0], columns, rows]);
+    let elements: usize = found.shape.iter().product();
+    let rows = copy.row_matrix.map(|[columns, rows]| [elements / (columns * rows), columns, rows]);
     let found = found.reshaped(rows.as_ref().map_or(found.shape, |shape| shape));
     swapped_parts(&found, &mut buffers.unpacked, |part| {
         let place = to;

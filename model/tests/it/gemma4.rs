@@ -26,6 +26,7 @@ const SHARING: &str = "tests/golden/gemma4_sharing";
 const MOE: &str = "tests/golden/gemma4_moe";
 const PICTURES: &str = "tests/golden/gemma4";
 const CLIPPED: &str = "tests/golden/gemma4_clipped";
+const UNIFIED: &str = "tests/golden/gemma4_unified";
 
 #[test]
 fn defaults_match_transformers() {
@@ -144,6 +145,32 @@ fn unsupported_settings_are_refused_by_name() {
     assert_eq!(
         vision("pooling_kernel_size", json!(2)),
         "vision_config.pooling_kernel_size is 2, but the image processor's is 3"
+    );
+}
+
+#[test]
+fn settings_of_a_model_without_a_tower_are_read_or_refused() {
+    let mask = |folder: &str, value: Option<Value>| {
+        let copy = Copy::of(folder);
+        let mut config = copy.json(CONFIG);
+        let text = config["text_config"].as_object_mut().expect("an object");
+        text.remove("use_bidirectional_attention");
+        text.extend(value.map(|value| ("use_bidirectional_attention".to_owned(), value)));
+        decoder(&copy.write(CONFIG, config.to_string())).picture_mask
+    };
+    // Without the setting, only the class of the 12B has a mask.
+    let whole = PictureMask::WholePictureInWindows;
+    assert_eq!([mask(UNIFIED, None), mask(UNIFIED, Some(json!("vision")))], [whole; 2]);
+    assert_eq!([mask(UNIFIED, Some(Value::Null)), mask(PICTURES, None)], [PictureMask::Causal; 2]);
+    let vision = |key: &str, value: Value| {
+        let copy = Copy::of(UNIFIED).set(CONFIG, &["vision_config", key], value);
+        read_decoder(&copy).expect_err("the settings are refused")
+    };
+    assert_eq!(vision("output_proj_dims", json!(65)), "vision_config.output_proj_dims is 65, but mm_embed_dim is 64");
+    assert_eq!(vision("patch_size", json!(5)), "vision_config.patch_size is 15, but the image processor's is 12");
+    assert_eq!(
+        read_decoder(&Copy::edited(UNIFIED, json!({ "vision_config": null }))).expect_err("the settings are refused"),
+        "vision_config is missing; the architecture of a checkpoint without pictures is Gemma4UnifiedForCausalLM"
     );
 }
 

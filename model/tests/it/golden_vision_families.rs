@@ -23,7 +23,7 @@ const FOLDER: &str = "tests/golden/qwen3_vl";
 const HYBRIDS: [&str; 2] = ["tests/golden/qwen3_5", "tests/golden/qwen3_5_moe"];
 const GEMMA: &str = "tests/golden/gemma3";
 const GEMMA_4: [&str; 5] = ["one_image", "several_images", "two_turns", "video_odd_slow", "video_and_picture"];
-const FOLDERS: [(&str, &[&str]); 11] = [
+const FOLDERS: [(&str, &[&str]); 12] = [
     (
         FOLDER,
         &[
@@ -85,6 +85,8 @@ const FOLDERS: [(&str, &[&str]); 11] = [
     ("tests/golden/gemma4", &GEMMA_4),
     // A tower with clipped projections, and per-layer embeddings.
     ("tests/golden/gemma4_clipped", &GEMMA_4),
+    // Pixels are projected without a vision tower.
+    ("tests/golden/gemma4_unified", &GEMMA_4),
 ];
 
 /// Videos, each with the case that has its recorded rows and pixels.

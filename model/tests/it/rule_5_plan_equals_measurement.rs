@@ -51,7 +51,7 @@ const FP8: [&str; 4] = [
     "tests/golden/qwen3_moe_fp8",
 ];
 /// Checkpoints whose layers normalize the results of attention and of the MLP.
-const GEMMA: [&str; 7] = [
+const GEMMA: [&str; 8] = [
     "tests/golden/gemma3_text",
     "tests/golden/gemma3",
     "tests/golden/gemma4_text",
@@ -59,6 +59,7 @@ const GEMMA: [&str; 7] = [
     "tests/golden/gemma4_moe",
     "tests/golden/gemma4",
     "tests/golden/gemma4_clipped",
+    "tests/golden/gemma4_unified",
 ];
 const LLAMA: &str = "tests/golden/llama_biased";
 const DEMO: &str = "model/demo/checkpoint";

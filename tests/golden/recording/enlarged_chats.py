@@ -4,7 +4,10 @@ import re
 
 import torch
 from PIL import Image
-from transformers import AutoTokenizer, Gemma4AudioFeatureExtractor, Gemma4ImageProcessor, Gemma4Processor, Gemma4VideoProcessor
+import transformers
+from transformers import AutoTokenizer
+from transformers.models.gemma4.modeling_gemma4 import create_masks_for_vision_model
+from transformers.models.gemma4_unified import modeling_gemma4_unified
 
 from . import crop_chats
 from .files import write_case, write_png
@@ -16,6 +19,21 @@ from .tile_chats import SMALL, SMALL_SCENE
 CASES = ["one_image", "several_images", "two_turns"]
 VIDEO_CASES = ["video_odd_slow", "video_and_picture"]
 INFLUENCE_MIN = 1e-2  # of masks and pictures on the logits, relative to the largest |logit|
+
+
+def use_released_masks():
+    """Makes the tokens of a picture attend to one another only in layers with a window, as in the authors' implementation and
+    in vLLM. transformers 5.17 does that in Gemma 4 (its issue 46711), but not in the 12B, whose class is another one."""
+    make_masks = modeling_gemma4_unified.create_masks_for_generate
+    if make_masks is not with_released_masks:
+        with_released_masks.others = make_masks
+        modeling_gemma4_unified.create_masks_for_generate = with_released_masks
+
+
+def with_released_masks(block_sequence_ids=None, **settings):
+    if block_sequence_ids is None:
+        return with_released_masks.others(**settings)
+    return create_masks_for_vision_model(block_sequence_ids=block_sequence_ids, **settings)
 
 
 def encode(model, pixels, positions):
@@ -83,11 +101,14 @@ def record(root, folder, reference):
     """Records the cases of the checkpoint in `folder`."""
     write_png(root / "pictures" / SMALL, draw_scene(*SMALL_SCENE))
     write_model_pictures(root)
-    processor = Gemma4Processor(
-        feature_extractor=Gemma4AudioFeatureExtractor(), image_processor=Gemma4ImageProcessor.from_pretrained(folder),
-        tokenizer=AutoTokenizer.from_pretrained(folder), video_processor=Gemma4VideoProcessor.from_pretrained(folder))  # fmt: skip
+    prefix = type(reference.model).__name__.removesuffix("ForConditionalGeneration")
+    part = lambda name: getattr(transformers, f"{prefix}{name}")  # noqa: E731
+    processor = part("Processor")(
+        feature_extractor=part("AudioFeatureExtractor")(), image_processor=part("ImageProcessor").from_pretrained(folder),
+        tokenizer=AutoTokenizer.from_pretrained(folder), video_processor=part("VideoProcessor").from_pretrained(folder))  # fmt: skip
     assert processor.image_processor.backend == "torchvision"
     write_videos(root)
+    use_released_masks()
     config, frames = reference.model.config, video_arrays()
     tokenizer, stored = processor.tokenizer, set()
     with_pictures = crop_chats.chats()

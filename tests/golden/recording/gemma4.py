@@ -1,9 +1,9 @@
-"""Tiny Gemma 4 checkpoints: three without pictures, and two with a vision tower."""
+"""Tiny Gemma 4 checkpoints: three without pictures, two with a vision tower, and one that projects pixels."""
 
 import math
 
 import torch
-from transformers import Gemma4ForCausalLM, Gemma4ForConditionalGeneration
+from transformers import Gemma4ForCausalLM, Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
 
 from . import enlarged_chats, gemma3
 from .files import write_checkpoint_tensors, write_json
@@ -14,8 +14,9 @@ from .weights import Weights
 # Model class and seed. Each seed gives every greedy step a clear margin (`reference.MARGIN_MIN`).
 CHECKPOINTS = {
     "gemma4_text": (Gemma4ForCausalLM, 9), "gemma4_sharing": (Gemma4ForCausalLM, 1), "gemma4_moe": (Gemma4ForCausalLM, 1),
-    "gemma4": (Gemma4ForConditionalGeneration, 1), "gemma4_clipped": (Gemma4ForConditionalGeneration, 1)}  # fmt: skip
-PICTURES = ["gemma4", "gemma4_clipped"]
+    "gemma4": (Gemma4ForConditionalGeneration, 1), "gemma4_clipped": (Gemma4ForConditionalGeneration, 1),
+    "gemma4_unified": (Gemma4UnifiedForConditionalGeneration, 10)}  # fmt: skip
+PICTURES = ["gemma4", "gemma4_clipped", "gemma4_unified"]
 # Tokens after the text tokens, by their names in transformers.
 MORE_TOKENS = {
     "boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
@@ -28,7 +29,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 def text_settings(name):
     """The decoder's settings. `gemma4_moe` is like the released 26B-A4B: each layer has experts and a dense MLP. `gemma4_text` and `gemma4` are like the released 31B: keys of full attention are its values, and
-    tokens of a picture attend to one another in layers with a window.
+    tokens of a picture attend to one another in layers with a window. `gemma4_unified` has the same decoder as `gemma4`.
 
     `gemma4_sharing` and `gemma4_clipped` are like the released E2B: layers that read keys and values of earlier layers, with
     a wide MLP, and per-layer embeddings."""
@@ -42,8 +43,8 @@ def text_settings(name):
         "rope_parameters": {
             FULL: {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
             SLIDING: {"rope_theta": 10000.0, "rope_type": "default"}}}  # fmt: skip
-    if name == "gemma4":
-        return shared | {
+    if name in ("gemma4", "gemma4_unified"):
+        return shared | ({"model_type": "gemma4_unified_text"} if name == "gemma4_unified" else {}) | {
             "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
             "num_global_key_value_heads": 1, "num_hidden_layers": 5, "num_key_value_heads": 2, "num_kv_shared_layers": 0,
             "use_bidirectional_attention": "vision", "use_double_wide_mlp": False}  # fmt: skip
@@ -74,6 +75,9 @@ def text_settings(name):
 
 def vision_settings(name):
     """`vision_config`. Vision heads have 32 elements."""
+    if name == "gemma4_unified":
+        return {"model_type": "gemma4_unified_vision", "mm_embed_dim": 64, "mm_posemb_size": 70, "output_proj_dims": 64, "patch_size": PATCH,
+                "pooling_kernel_size": POOL, "rms_norm_eps": 1e-06}  # fmt: skip
     return {"model_type": "gemma4_vision", "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64,
             "intermediate_size": 96, "num_attention_heads": 2, "num_hidden_layers": 2, "num_key_value_heads": 2, "patch_size": PATCH,
             "pooling_kernel_size": POOL, "position_embedding_size": 256, "rms_norm_eps": 1e-06,
@@ -84,10 +88,11 @@ def vision_settings(name):
 def write_settings(folder, name, ids):
     """Writes the JSON files. `ids` are the tokens of pictures. Returns the settings of the decoder."""
     text = text_settings(name)
+    prefix = "Gemma4Unified" if name == "gemma4_unified" else "Gemma4"
     config = text | {"architectures": ["Gemma4ForCausalLM"]} if name not in PICTURES else {
-        "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "audio_token_id": ids["audio_token"],
+        "architectures": [f"{prefix}ForConditionalGeneration"], "audio_config": None, "audio_token_id": ids["audio_token"],
         "boi_token_id": ids["boi_token"], "dtype": "bfloat16", "eoi_token_id": ids["eoi_token"], "eos_token_id": [1, 5],
-        "image_token_id": ids["image_token"], "video_token_id": ids["video_token"], "model_type": "gemma4", "text_config": text, "tie_word_embeddings": True,
+        "image_token_id": ids["image_token"], "video_token_id": ids["video_token"], "model_type": text["model_type"].removesuffix("_text"), "text_config": text, "tie_word_embeddings": True,
         "vision_config": vision_settings(name)}  # fmt: skip
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {
@@ -96,13 +101,13 @@ def write_settings(folder, name, ids):
     if name in PICTURES:
         write_json(folder / "preprocessor_config.json", {
             "do_convert_rgb": True, "do_normalize": False, "do_rescale": True, "do_resize": True, "image_mean": [0.0, 0.0, 0.0],
-            "image_processor_type": "Gemma4ImageProcessor", "image_seq_length": TOKENS, "image_std": [1.0, 1.0, 1.0],
-            "max_soft_tokens": TOKENS, "patch_size": PATCH, "pooling_kernel_size": POOL, "processor_class": "Gemma4Processor",
+            "image_processor_type": f"{prefix}ImageProcessor", "image_seq_length": TOKENS, "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": TOKENS, "patch_size": PATCH, "pooling_kernel_size": POOL, "processor_class": f"{prefix}Processor",
             "resample": 3, "rescale_factor": 0.00392156862745098})  # fmt: skip
         write_json(folder / "video_preprocessor_config.json", {
             "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True, "image_mean": [0.0, 0.0, 0.0],
             "image_std": [1.0, 1.0, 1.0], "max_soft_tokens": TOKENS, "patch_size": PATCH, "pooling_kernel_size": POOL,
-            "resample": 3, "rescale_factor": 0.00392156862745098, "video_processor_type": "Gemma4VideoProcessor"})  # fmt: skip
+            "resample": 3, "rescale_factor": 0.00392156862745098, "video_processor_type": f"{prefix}VideoProcessor"})  # fmt: skip
     return text
 
 
@@ -194,18 +199,32 @@ def add_tower(weights, vision, text_hidden):
     weights.matrix("model.embed_vision.embedding_projection.weight", text_hidden, hidden, gain=0.06 * math.sqrt(text_hidden))
 
 
+def add_embedder(weights, vision, text_hidden):
+    """The norms and the projections of patches."""
+    hidden, at, values = vision["mm_embed_dim"], "model.vision_embedder", 3 * (PATCH * POOL) ** 2
+    weights.layer_norm(f"{at}.patch_ln1", values)
+    weights.linear(f"{at}.patch_dense", hidden, values, gain=1.5)
+    weights.layer_norm(f"{at}.patch_ln2", hidden)
+    # Position embeddings are as large as projected patches, so that a wrong position changes the result.
+    weights.matrix(f"{at}.pos_embedding", vision["mm_posemb_size"], 2, hidden, gain=0.7 * math.sqrt(2 * hidden))
+    weights.layer_norm(f"{at}.pos_norm", hidden)
+    weights.matrix("model.embed_vision.embedding_projection.weight", text_hidden, hidden, gain=0.06 * math.sqrt(text_hidden))
+
+
 def record(root, _):
     for name, (kind, seed) in CHECKPOINTS.items():
         print(name)
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
-        pictures = (MORE_TOKENS, TEMPLATE, "Gemma4Processor") if name in PICTURES else ()
+        processor = "Gemma4UnifiedProcessor" if name == "gemma4_unified" else "Gemma4Processor"
+        pictures = (MORE_TOKENS, TEMPLATE, processor) if name in PICTURES else ()
         config = write_settings(folder, name, gemma3.write_tokenizer(folder, *pictures))
         weights = Weights(seed, torch.bfloat16, levels=3, deviation=1.2)
         add_decoder(weights, config)
         if name in PICTURES:
             weights.tensors = {key.replace("model.", "model.language_model.", 1): value for key, value in weights.tensors.items()}
-            add_tower(weights, vision_settings(name), config["hidden_size"])
+            add_encoder = add_embedder if name == "gemma4_unified" else add_tower
+            add_encoder(weights, vision_settings(name), config["hidden_size"])
         write_checkpoint_tensors(folder, weights.tensors)
         reference = Reference(kind, folder)
         if name in PICTURES:

@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 use crate::{
     MergeSize,
     blocks::{
-        ConfigError, DecoderConfig, PictureMask, WIDTH_MAX, config_keys,
+        ConfigError, DecoderConfig, WIDTH_MAX, config_keys,
         rope_config::RopeConfig,
-        vision::{EmbeddingLayout, PlaceholderTokens, TowerInput},
+        vision::{EmbeddingLayout, TowerInput},
     },
     checkpoint::Checkpoint,
-    families::gemma4_decoder,
+    families::{gemma4_decoder, gemma4_prompt::PictureTokens},
 };
 
 /// Base of the tower's rotary frequencies in the released models.
@@ -22,9 +22,7 @@ const THETA: f64 = 100.0;
 pub struct Config {
     pub decoder: DecoderConfig,
     pub vision: VisionConfig,
-    pub tokens: PlaceholderTokens,
-    /// The tokens before and after the tokens of a picture.
-    pub picture_ends: [u32; 2],
+    pub tokens: PictureTokens,
 }
 
 /// Sizes and settings of the vision tower.
@@ -77,17 +75,7 @@ impl Config {
     /// Reads `config.json` and checks the checkpoint's picture and video processors against it.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         let config = &checkpoint.config;
-        let none = Map::new();
-        let text = config_keys::part(config, "text_config")?.unwrap_or(&none);
-        let mut decoder = DecoderConfig::read("text_config.", text, &gemma4_decoder::defaults(false))?;
-        config_keys::refuse_unknown("", config)?;
-        if [config, text].iter().any(|fields| fields.contains_key("tie_word_embeddings")) {
-            decoder.tied_embeddings = config_keys::tied_embeddings(config, text)?;
-        }
-        gemma4_decoder::refuse_bidirectional("text_config.", text)?;
-        if text.get("use_bidirectional_attention").is_some_and(|value| value == "vision") {
-            decoder.picture_mask = PictureMask::WholePictureInWindows;
-        }
+        let decoder = gemma4_decoder::read(config, false)?;
         let given = config_keys::part(config, "vision_config")?;
         let given = given.ok_or_else(|| {
             let text = "vision_config is missing; the architecture of a checkpoint without a vision tower is Gemma4ForCausalLM";
@@ -103,13 +91,8 @@ impl Config {
             counts_whole_videos: false,
         };
         input.check(checkpoint.image_processor.as_ref(), checkpoint.video_processor.as_ref())?;
-        let token = |key: &str, default: usize| {
-            let token = config.get(key).map_or(Ok(None), Option::<usize>::deserialize)?.unwrap_or(default);
-            ConfigError::check_token(key, token, decoder.vocabulary).map(|()| token as u32)
-        };
-        let tokens = PlaceholderTokens::read_over([258_880, 258_884], config, decoder.vocabulary)?;
-        let picture_ends = [token("boi_token_id", 255_999)?, token("eoi_token_id", 258_882)?];
-        Ok(Config { decoder, vision, tokens, picture_ends })
+        let tokens = PictureTokens::read(config, decoder.vocabulary)?;
+        Ok(Config { decoder, vision, tokens })
     }
 }
 

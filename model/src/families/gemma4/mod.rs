@@ -4,7 +4,6 @@
 
 mod config;
 mod layer;
-mod prompt_text;
 mod shape;
 mod vision;
 
@@ -14,14 +13,13 @@ pub use config::Config;
 use shape::Shape;
 
 use super::{
+    gemma4_decoder::processors,
+    gemma4_prompt,
     row::{Files, ReadText, Settings, VisionSettings},
     vision_language_model::VisionLanguageModel,
 };
 use crate::{
-    blocks::{
-        ConfigError, DecoderConfig,
-        vision::{Placeholders, VideoPlace, lay_out},
-    },
+    blocks::{ConfigError, DecoderConfig},
     checkpoint::Checkpoint,
     flow::{LayoutError, MediaGrid, PromptLayout},
     text::PlaceholderTexts,
@@ -55,39 +53,27 @@ impl Settings for Config {
         Some(VisionSettings {
             merge: self.vision.merge,
             patch: self.vision.patch(),
-            token: self.tokens.image,
+            token: self.tokens.placeholders.image,
             row: self.vision.row(),
-            step_text_tokens: prompt_text::STEP_TOKENS,
+            step_text_tokens: gemma4_prompt::STEP_TOKENS,
             tile: None,
         })
     }
 
     fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
-        Some(prompt_text::PLACEHOLDERS)
+        Some(gemma4_prompt::PLACEHOLDERS)
     }
 
     fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
-        prompt_text::write(&rendered, visuals)
+        gemma4_prompt::write(&rendered, visuals)
     }
 
-    /// Encloses each picture and frame in the tokens for a picture's beginning and end, as
-    /// `processing_gemma4.py` of transformers 5.17 does.
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
-        let [begin, end] = self.picture_ends;
-        let enclosed = |token: u32| {
-            let is_picture = token == self.tokens.image || Some(token) == self.tokens.video;
-            let ends = is_picture.then_some((begin, end)).unzip();
-            ends.0.into_iter().chain([token]).chain(ends.1)
-        };
-        let tokens: Vec<_> = tokens.into_iter().flat_map(enclosed).collect();
-        let (merge, video) = (self.vision.merge, VideoPlace::Written);
-        let mut layout = lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge, video })?;
-        layout.number_in_line();
-        Ok(layout)
+        self.tokens.lay_out(tokens, visuals, self.vision.merge)
     }
 
     fn released_processors(config: &Value) -> Option<Files> {
-        (config["model_type"] == MODEL_TYPE).then(shape::processors)
+        (config["model_type"] == MODEL_TYPE).then(|| processors("Gemma4"))
     }
 }
 

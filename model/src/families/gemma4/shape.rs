@@ -8,29 +8,11 @@
 use serde_json::{Value, json};
 
 use crate::{
-    blocks::decoder_shape::{DecoderShape, MixtureShape, ShapeText},
+    blocks::decoder_shape::{DecoderShape, MixtureShape},
     families::{
-        Files, ReleasedShape,
-        gemma4_decoder::{Gemma4Shape, released},
+        ReleasedShape,
+        gemma4_decoder::{Gemma4Shape, PICTURE_TEXT as TEXT, released},
     },
-};
-
-const IMAGE: &str = "<|image|>";
-const VIDEO: &str = "<|video|>";
-const BEGIN: &str = "<|image>";
-const END: &str = "<image|>";
-
-/// Control tokens of Gemma 4 for text and pictures. The template is not the released one.
-const TEXT: ShapeText = ShapeText {
-    control: &["<bos>", "<eos>", "<pad>", "<unk>", "<|turn>", "<turn|>", BEGIN, END, IMAGE, VIDEO],
-    template: "{{ bos_token }}{% for message in messages %}<|turn>\
-        {{ 'model' if message['role'] == 'assistant' else message['role'] }}\n\
-        {% if message['content'] is string %}{{ message['content'] | trim }}{% else %}\
-        {% for part in message['content'] %}{% if part['type'] == 'image' %}<|image|>\
-        {% elif part['type'] == 'video' %}<|video|>\
-        {% else %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}<turn|>\n{% endfor %}\
-        {% if add_generation_prompt %}<|turn>model\n{% endif %}",
-    ends: &["<turn|>", "<eos>"],
 };
 
 /// Sizes of a model, without its weights.
@@ -136,15 +118,9 @@ impl ReleasedShape for Shape {
         if *has_picture_mask {
             of_text["use_bidirectional_attention"] = "vision".into();
         }
-        let id = |token| text.decoder.id(token);
-        json!({
+        let mut config = json!({
             "architectures": ["Gemma4ForConditionalGeneration"],
             "model_type": "gemma4",
-            "boi_token_id": id(BEGIN),
-            "eoi_token_id": id(END),
-            "image_token_id": id(IMAGE),
-            "video_token_id": id(VIDEO),
-            "eos_token_id": of_text["eos_token_id"].clone(),
             "tie_word_embeddings": true,
             "torch_dtype": "bfloat16",
             "text_config": of_text,
@@ -159,27 +135,8 @@ impl ReleasedShape for Shape {
                 "use_clipped_linears": vision.clips,
                 "standardize": vision.standardizes,
             },
-        })
-    }
-}
-
-/// Settings files of the released picture and video processors.
-pub fn processors() -> Files {
-    let settings = |key: &str, class: &str, tokens: usize| {
-        let settings = json!({
-            key: class,
-            "do_normalize": false,
-            "image_mean": [0.0, 0.0, 0.0],
-            "image_std": [1.0, 1.0, 1.0],
-            "max_soft_tokens": tokens,
-            "patch_size": 16,
-            "pooling_kernel_size": 3,
-            "resample": 3,
         });
-        settings.to_string().into_bytes()
-    };
-    vec![
-        ("preprocessor_config.json", settings("image_processor_type", "Gemma4ImageProcessor", 280)),
-        ("video_preprocessor_config.json", settings("video_processor_type", "Gemma4VideoProcessor", 70)),
-    ]
+        config.as_object_mut().expect("an object").extend(text.picture_tokens());
+        config
+    }
 }

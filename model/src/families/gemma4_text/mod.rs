@@ -1,4 +1,4 @@
-//! Gemma 4 without pictures. Checkpoints of the 12B are read without its encoders.
+//! Gemma 4 without pictures.
 
 mod shape;
 
@@ -18,17 +18,11 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config(DecoderConfig);
 
-const UNIFIED: [&str; 2] = ["gemma4_unified", "gemma4_unified_text"];
+const UNIFIED: &str = "gemma4_unified_text";
 
 impl Settings for Config {
-    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[
-        ("Gemma4ForCausalLM", "gemma4_text"),
-        ("Gemma4UnifiedForConditionalGeneration", UNIFIED[0]),
-        ("Gemma4UnifiedForCausalLM", UNIFIED[1]),
-    ];
-
-    const UNUSED_MODULES: &'static [&'static str] =
-        &["model.vision_embedder", "model.embed_vision", "model.embed_audio"];
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] =
+        &[("Gemma4ForCausalLM", "gemma4_text"), ("Gemma4UnifiedForCausalLM", UNIFIED)];
 
     type Shape = Gemma4Shape;
 
@@ -36,7 +30,7 @@ impl Settings for Config {
 
     fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
         let config = &checkpoint.config;
-        let is_unified = config.get("model_type").and_then(Value::as_str).is_some_and(|kind| UNIFIED.contains(&kind));
+        let is_unified = config.get("model_type").and_then(Value::as_str) == Some(UNIFIED);
         let text = config_keys::part(config, "text_config")?;
         let place = if text.is_some() { "text_config." } else { "" };
         gemma4_decoder::refuse_bidirectional(place, text.unwrap_or(config))?;

@@ -1,6 +1,4 @@
-//! Settings of this family's models, for checkpoints with random weights or without weights.
-//!
-//! The numbers are from `config.json` of google/gemma-4-*-it on huggingface.co.
+//! Settings of a model of this family, for checkpoints with random weights or without weights.
 
 use serde_json::Value;
 
@@ -20,8 +18,7 @@ const TEXT: ShapeText = ShapeText {
     ends: &["<turn|>", "<eos>"],
 };
 
-pub const SHAPES: [Gemma4Shape; 2] = [
-    Gemma4Shape { full_kv_heads: Some(1), ..released("gemma-4-12b", TEXT, [3840, 15_360, 48, 16, 8], 1024, 262_144) },
+pub const SHAPES: [Gemma4Shape; 1] = [
     // Not a released model. It is small enough for a test on any machine.
     Gemma4Shape {
         decoder: DecoderShape {
