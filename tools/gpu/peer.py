@@ -4,7 +4,7 @@
     python3 tools/gpu/peer.py MODEL [--tensor-parallel-size N] [--quantization fp8] [--kv-cache-dtype fp8]
                               [--weights dummy|drawn|files] [--only decode,prefill,pictures,routing]
                               [--batches 1,16,64,256] [--decode-context 512] [--decode-steps 128]
-                              [--replies 1,128] [--gdn-prefill-backend triton]
+                              [--replies 1,128] [--gdn-prefill-backend triton] [--attention-backend TRITON_ATTN]
 
 MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest
 sizes that a Qwen vision tower takes without resizing, as in `bursar bench`. The method is the same
@@ -47,6 +47,7 @@ PARSER.add_argument("model")
 PARSER.add_argument("--tensor-parallel-size", type=int, default=1)
 PARSER.add_argument("--quantization")
 PARSER.add_argument("--kv-cache-dtype", default="auto")
+PARSER.add_argument("--attention-backend", help="for example TRITON_ATTN, if the package of the default one is not installed")
 PARSER.add_argument("--gdn-prefill-backend", help="for hybrid models: triton, because FlashInfer is not installed")
 PARSER.add_argument("--weights", choices=("dummy", "drawn", "files"), default="dummy")
 PARSER.add_argument("--only", default="decode,prefill,pictures,routing")
@@ -82,8 +83,14 @@ def draw_weights():
     seeds = itertools.count(7)  # in the order of modules, so that all ranks have the same router
 
     @torch.no_grad()
-    def draw(weight):
+    def draw(weight, name=""):
+        # vLLM 0.33 draws all tensors by this function and passes their names.
+        if weight.dim() == 1 and "norm" in name:
+            weight.data.fill_(1)
+            return
         generator = torch.Generator(weight.device).manual_seed(next(seeds))
+        if not weight.is_floating_point():
+            return
         if weight.element_size() > 1:
             weight.data.normal_(0, 0.02, generator=generator)
         else:
@@ -171,6 +178,7 @@ def main():
         kv_cache_dtype=ASKED.kv_cache_dtype,
         max_model_len=max(8192, context + STEPS + 1),
         **({"limit_mm_per_prompt": {"image": 1, "video": 0}} if sees else {}),
+        **({"attention_backend": ASKED.attention_backend} if ASKED.attention_backend else {}),
         **({"gdn_prefill_backend": ASKED.gdn_prefill_backend} if ASKED.gdn_prefill_backend else {}),
         enable_prefix_caching=False,
         max_num_seqs=256,
