@@ -159,7 +159,8 @@ def gemma_4(tokenizer):
     vision = {
         "model_type": "gemma4_vision", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": blocks,
         "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": hidden // heads, "patch_size": 16,
-        "pooling_kernel_size": 3, "position_embedding_size": 10240, "use_clipped_linears": small, "standardize": not small}  # fmt: skip
+        "pooling_kernel_size": 3, "position_embedding_size": 10240, "use_clipped_linears": small, "standardize": not small,
+        "default_output_length": 280}  # fmt: skip
     save("config.json", {
         "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "tie_word_embeddings": True,
         "image_token_id": ids["<|image|>"], "boi_token_id": ids["<|image>"], "eoi_token_id": ids["<image|>"],

@@ -31,10 +31,7 @@ const TOKEN_LIMIT_PROCESSORS: [&str; 4] =
 
 /// The image and video processors of `TOKEN_LIMIT_PROCESSORS` and `TOKEN_LIMIT_VIDEO_PROCESSORS`
 /// that merge patches before the model, which reads levels from 0 to 1.
-const UNIFIED_PROCESSORS: [&str; 2] = ["Gemma4UnifiedImageProcessor", "Gemma4UnifiedVideoProcessor"];
-
-/// Values of `max_soft_tokens` that `TOKEN_LIMIT_PROCESSORS` accept.
-const SOFT_TOKENS: [u64; 5] = [70, 140, 280, 560, 1120];
+pub(super) const UNIFIED_PROCESSORS: [&str; 2] = ["Gemma4UnifiedImageProcessor", "Gemma4UnifiedVideoProcessor"];
 
 /// Processor types that cut pictures into tiles only if `config.json` says so.
 const MAYBE_TILING_PROCESSORS: [&str; 2] = ["CLIPFeatureExtractor", "CLIPImageProcessor"];
@@ -137,22 +134,22 @@ impl Default for ImageProcessorConfig {
 }
 
 #[derive(Deserialize)]
-struct RawConfig {
-    video_processor_type: Option<String>,
-    image_processor_type: Option<String>,
+pub(super) struct RawConfig {
+    pub(super) video_processor_type: Option<String>,
+    pub(super) image_processor_type: Option<String>,
     feature_extractor_type: Option<String>,
-    min_pixels: Option<u64>,
-    max_pixels: Option<u64>,
-    size: Option<Sides>,
+    pub(super) min_pixels: Option<u64>,
+    pub(super) max_pixels: Option<u64>,
+    pub(super) size: Option<Sides>,
     min_patches: Option<u32>,
     max_patches: Option<u32>,
     use_thumbnail: Option<bool>,
     dynamic_image_size: Option<bool>,
     pad2square: Option<bool>,
     do_center_crop: Option<bool>,
-    patch_size: Option<u32>,
+    pub(super) patch_size: Option<u32>,
     temporal_patch_size: Option<u32>,
-    merge_size: Option<u32>,
+    pub(super) merge_size: Option<u32>,
     image_mean: Option<Vec<f64>>,
     image_std: Option<Vec<f64>>,
     do_pan_and_scan: Option<bool>,
@@ -166,20 +163,20 @@ struct RawConfig {
     do_normalize: Option<bool>,
     cap_pixels_per_frame: Option<bool>,
     max_video_tokens: Option<u64>,
-    max_soft_tokens: Option<u64>,
-    pooling_kernel_size: Option<u32>,
+    pub(super) max_soft_tokens: Option<u64>,
+    pub(super) pooling_kernel_size: Option<u32>,
 }
 
 /// `size`: either the side of a square or an object.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Sides {
+pub(super) enum Sides {
     Square(u32),
     Named(RawSize),
 }
 
 #[derive(Deserialize)]
-struct RawSize {
+pub(super) struct RawSize {
     height: Option<u32>,
     width: Option<u32>,
     shortest_edge: Option<u64>,
@@ -299,7 +296,7 @@ impl RawConfig {
     }
 
     /// Applies the file's settings on top of `default`.
-    fn over(self, default: ImageProcessorConfig) -> Result<ImageProcessorConfig, ProcessorError> {
+    pub(super) fn over(self, default: ImageProcessorConfig) -> Result<ImageProcessorConfig, ProcessorError> {
         let raw = self;
         let config = ImageProcessorConfig {
             pixel_bounds: raw.bounds(default.pixel_bounds)?,
@@ -506,49 +503,6 @@ impl RawConfig {
         })
     }
 
-    /// Applies the settings on top of the defaults of `Gemma4ImageProcessor`, or of
-    /// `Gemma4VideoProcessor`, whose frames are smaller. The model itself maps levels from 0 to 1 to
-    /// levels from -1 to 1 (`modeling_gemma4.py`), which the returned mean and deviation include.
-    /// This does not apply to the unified processors, whose patches are those of a token.
-    fn within_tokens(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
-        for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
-            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null (set `max_soft_tokens` instead)")?;
-        }
-        let default = if self.video_processor_type.is_some() { 70 } else { 280 };
-        let tokens = self.max_soft_tokens.unwrap_or(default);
-        require("max_soft_tokens", tokens, SOFT_TOKENS.contains(&tokens), "70, 140, 280, 560 or 1120")?;
-        self.size = None;
-        let own = [&self.image_processor_type, &self.video_processor_type];
-        let is_unified = own.into_iter().flatten().any(|own| UNIFIED_PROCESSORS.contains(&own.as_str()));
-        let pooled = self.pooling_kernel_size.unwrap_or(3);
-        if is_unified {
-            (self.patch_size, self.merge_size) = (self.patch_size.unwrap_or(16).checked_mul(pooled), Some(1));
-        } else {
-            self.merge_size = Some(pooled);
-        }
-        let config = self.over(ImageProcessorConfig {
-            sizing: Sizing::Largest,
-            pixel_bounds: PixelBounds { min: 1, max: 1 },
-            patch_size: 16,
-            temporal_patch_size: 1,
-            image_mean: [0.0; 3],
-            image_std: [1.0; 3],
-            do_normalize: false,
-            ..ImageProcessorConfig::default()
-        })?;
-        let (mean, deviation) =
-            if config.do_normalize { (config.image_mean, config.image_std) } else { ([0.0; 3], [1.0; 3]) };
-        let max = tokens * u64::from(config.factor()).pow(2);
-        let pixel_bounds = PixelBounds { min: 1, max };
-        let (image_mean, image_std) = if is_unified {
-            (mean, deviation)
-        } else {
-            let halves = deviation.map(|deviation| deviation / 2.0);
-            ([0, 1, 2].map(|channel| mean[channel] + halves[channel]), halves)
-        };
-        Ok(ImageProcessorConfig { pixel_bounds, image_mean, image_std, do_normalize: true, ..config })
-    }
-
     /// Takes the side of the square that `size` describes.
     fn take_side(&mut self, default: u32) -> Result<u32, ProcessorError> {
         let side = match self.size.take() {
@@ -601,7 +555,7 @@ fn channels(setting: &'static str, given: Option<Vec<f64>>, default: [f64; 3]) -
     })
 }
 
-fn require(
+pub(super) fn require(
     setting: &'static str,
     value: impl std::fmt::Display,
     holds: bool,

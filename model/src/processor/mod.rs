@@ -44,6 +44,7 @@ mod tiff_directory;
 mod tiff_file;
 mod tiff_pieces;
 pub mod tiling;
+mod token_limit;
 pub mod video_processor;
 mod webp_file;
 
