@@ -8,9 +8,9 @@
 // route_sort_u32     the place of each choice in the sorted order, and the choice at each place
 //
 // logits   [rows, experts] f32       rows are `pitch` elements apart
-// weights  [rows, top] f32           softmax over logit_scale * the logits of all experts, or of the
-//                                    row's chosen experts if `renormalized`; then multiplied by the
-//                                    expert's number in expert_scales [experts], if this is not null
+// weights  [rows, top] f32           softmax of logit_scale * logits over all experts, or over the
+//                                    row's chosen experts if `renormalized`. If expert_scales [experts]
+//                                    is not null, each weight is multiplied by its expert's scale.
 // places   [rows * top] u32          the place of each choice; between the two launches, the
 //                                    expert of each choice
 // choices  [rows * top] u32          the choice at each place: row * top + k for the row's k-th

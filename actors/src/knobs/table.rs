@@ -330,7 +330,7 @@ knobs! {
     context_tokens: usize, Kind::Count("tokens"), [Vllm max_model_len, Sglang context_length, LightLlm max_req_total_len];
     /// Maximum sequences in one step.
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
-    /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps. For Gemma 3 with pictures, at least the sequences plus the tokens of a picture (256); the default is raised accordingly.
+    /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps. Gemma 3 with pictures and Gemma 4 12B, 26B-A4B and 31B need at least the number of sequences plus the tokens of the largest picture; the default is raised accordingly.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
     /// Maximum number of draft tokens per sequence and step. A step verifies them together with the next token, and drafts do not change replies, except for rounding. All sequences share 64 draft tokens per step, so there are no drafts if more than 64 sequences decode. Bursar drafts fewer tokens if that is faster. 0 disables drafts. The default depends on draft_method: 4 for ngram, 1 for mtp, 3 for eagle3, otherwise 0.
     draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];

@@ -26,8 +26,9 @@ __device__ __forceinline__ uint2 adjacent_pairs(uint32_t low, uint32_t high) {
 // Writes the products of a warp's 16 weight rows with GROUPS * 8 places. `c` has the layout of
 // tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
 // of up, to which `gated` is applied. Otherwise, each product is multiplied by the factor of its
-// place in `by`. The sums are rounded and packed into words; then words with one feature of two places are transposed into
-// words with two features of one place, and a lane stores four features at once (two if gated).
+// place in `by`. The sums are rounded and packed into words; then words with one feature of two
+// places are transposed into words with two features of one place, and a lane stores four features at
+// once (two if gated).
 // `out` is aligned to eight bytes, and `features` is a multiple of 8.
 template <typename Element, uint32_t GROUPS, bool GATED>
 __device__ __forceinline__ void write_places(const float (&c)[GROUPS][4], const float (&by)[GROUPS][2], const Tile& tile,

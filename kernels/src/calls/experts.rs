@@ -66,7 +66,7 @@ impl<'s> Routing<'s> {
     }
 }
 
-/// How the experts of a row are chosen from its logits, and how their results are weighted.
+/// Rule for choosing a row's experts from its logits and computing their routing weights.
 #[derive(Clone, Copy)]
 pub struct RoutingRule<'a> {
     /// Number of experts that are chosen for each row.
@@ -74,19 +74,21 @@ pub struct RoutingRule<'a> {
     /// `true` if a row's weights are scaled to add up to 1. Otherwise the weights are the
     /// probabilities of the softmax over all experts.
     pub renormalized: bool,
-    /// Factor of the logits, greater than 0.
+    /// Factor of the logits. It must be greater than 0, because experts are chosen by the unscaled
+    /// logits.
     pub logit_scale: f32,
-    /// `[experts]` f32: factor of the weight of each expert, after renormalization. `None` means 1.
+    /// `[experts]` f32: factor of each expert's routing weight, applied after renormalization.
+    /// `None` means 1.
     pub expert_scales: Option<&'a Tensor<'a>>,
 }
 
 impl RoutingRule<'_> {
-    /// The weights of the `top` likeliest experts add up to 1.
+    /// Chooses the `top` experts and renormalizes their weights to add up to 1.
     pub fn renormalized(top: usize) -> Self {
         RoutingRule { renormalized: true, ..RoutingRule::softmax(top) }
     }
 
-    /// The weights of the `top` likeliest experts are their probabilities.
+    /// Chooses the `top` experts. Their weights are their softmax probabilities over all experts.
     pub fn softmax(top: usize) -> Self {
         RoutingRule { top, renormalized: false, logit_scale: 1.0, expert_scales: None }
     }

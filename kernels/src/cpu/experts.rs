@@ -24,7 +24,7 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
     }
 }
 
-fn gate(threads: &Threads, call: &calls::GatedExperts<'_>, unit: impl Fn(f32) -> f32 + Sync) {
+fn gate(threads: &Threads, call: &calls::GatedExperts<'_>, activate: impl Fn(f32) -> f32 + Sync) {
     let (rows, features) = (call.out.rows(), call.out.columns());
     // Rows are quantized as a whole, but a panel has only some columns of a row, so quantization
     // needs the unquantized rows.
@@ -53,7 +53,7 @@ fn gate(threads: &Threads, call: &calls::GatedExperts<'_>, unit: impl Fn(f32) ->
         // thread writes these elements.
         let out = unsafe { out.part(place, columns.start, columns.len()) };
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = unit(*gate) * up;
+            *out = activate(*gate) * up;
         }
     });
     if let Some(quantized) = &call.out.quantized {

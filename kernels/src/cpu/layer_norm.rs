@@ -16,8 +16,8 @@ pub(super) fn layer_norm(threads: &Threads, call: LayerNorm<'_>) {
             *out = x - mean;
         }
         // The rounding error of the mean matters if the elements are almost equal.
-        let rest = sum(out) / x.len() as f32;
-        out.iter_mut().for_each(|out| *out -= rest);
+        let mean_error = sum(out) / x.len() as f32;
+        out.iter_mut().for_each(|out| *out -= mean_error);
         let variance = dot(out, out) / x.len() as f32;
         let factor = (variance + call.epsilon).sqrt().recip();
         for ((out, weight), bias) in out.iter_mut().zip(&weight).zip(&bias) {

@@ -99,7 +99,7 @@ macro_rules! arguments {
 }
 pub(super) use arguments;
 
-/// The number by which kernels know the activation of a gate.
+/// The value of the kernels' `activation` parameter (`contract::gate`).
 pub(super) fn gate_number(activation: GateActivation) -> u32 {
     match activation {
         GateActivation::Silu => gate::SILU,

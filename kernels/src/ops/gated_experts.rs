@@ -23,8 +23,7 @@ impl<B: Backend> Scope<'_, B> {
             .expect("the plain format was requested"))
     }
 
-    /// Like [`gated_experts`](Scope::gated_experts), but with the gate `activation`, and with the
-    /// result in `format`.
+    /// Like [`gated_experts`](Scope::gated_experts), but with any gate activation and output format.
     pub fn gated_experts_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,

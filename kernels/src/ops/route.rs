@@ -35,6 +35,9 @@ impl<B: Backend> Scope<'_, B> {
     /// # Errors
     /// The shapes disagree, there are more than [`EXPERTS_MAX`] experts, or
     /// `rule.top` is above [`TOP_MAX`].
+    ///
+    /// # Panics
+    /// If `rule.logit_scale` is not above 0.
     pub fn route(
         &self,
         logits: &Tensor<'_>,
@@ -79,6 +82,7 @@ impl<B: Backend> Scope<'_, B> {
             check::f32(OP, "expert_scales", scales)?;
             check::shape(OP, "expert_scales", scales, [experts])?;
         }
+        assert!(rule.logit_scale > 0.0, "the factor of the router's logits is {}, not above 0", rule.logit_scale);
         check::index_list(OP, "loads", loads)?;
         check::shape(OP, "loads", loads, [experts])?;
         check::writable(OP, "loads", loads);

@@ -77,13 +77,14 @@ impl Mixed {
         cases
     }
 
-    /// The rule without the factors of the experts.
+    /// The routing rule without `expert_scales`.
     fn rule(&self) -> RoutingRule<'static> {
         let logit_scale = if self.has_scales() { 0.375 } else { 1.0 };
         RoutingRule { renormalized: self.renormalized, logit_scale, ..RoutingRule::softmax(self.top) }
     }
 
-    /// Whether the logits and the experts have factors other than 1.
+    /// Whether the case uses `logit_scale` and `expert_scales`. Only the cases with GELU use them, as
+    /// in Gemma 4.
     fn has_scales(&self) -> bool {
         self.activation == GateActivation::GeluTanh
     }
@@ -188,7 +189,7 @@ impl Mixed {
                 |part: usize, feature: usize| &gate_up[((expert * 2 + part) * features + feature) * hidden..][..hidden];
             let gated = |feature: usize| {
                 let [gate, up] = [0, 1].map(|part| product(&row, weight(part, feature)));
-                activated(self.activation, gate) * up
+                activate(self.activation, gate) * up
             };
             let gated: Vec<f64> = (0..features).map(gated).collect();
             let down = |out: usize| &down[(expert * hidden + out) * features..][..features];
@@ -306,8 +307,7 @@ pub(super) fn chosen(logits: &[f64], rule: RoutingRule<'_>) -> Vec<(usize, f64)>
     order.into_iter().map(|expert| (expert, exponential(logits[expert]) / total)).collect()
 }
 
-/// The activation of a gate.
-fn activated(activation: GateActivation, gate: f64) -> f64 {
+fn activate(activation: GateActivation, gate: f64) -> f64 {
     match activation {
         GateActivation::Silu => gate / (1.0 + (-gate).exp()),
         GateActivation::GeluTanh => {

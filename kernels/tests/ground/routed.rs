@@ -42,7 +42,7 @@ impl Routed {
         [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(of).collect()
     }
 
-    /// The rule without the factors of the experts.
+    /// The routing rule without `expert_scales`.
     fn rule(&self) -> RoutingRule<'static> {
         RoutingRule { logit_scale: 0.625, ..RoutingRule::renormalized(self.top) }
     }

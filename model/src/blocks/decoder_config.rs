@@ -501,7 +501,7 @@ impl LayerKind {
         }
     }
 
-    /// The activation of the MLP's gates.
+    /// The activation of the gates of the MLP and of the experts.
     fn activation(self, place: &str, fields: &Fields) -> Result<GateActivation, ConfigError> {
         let (key, value) = match self {
             LayerKind::OutputNorms | LayerKind::LayerScalars => ("hidden_activation", &fields.hidden_activation),

@@ -101,10 +101,11 @@ impl Layer {
         Ok(Layer { input_norm, mixer, mixed_norm, mlp_norm, result_norm, embedding, scalar, index, mlp })
     }
 
-    /// Formats of the normalized inputs of the mixer, of the MLP, and of the experts.
+    /// Formats of the normalized inputs of the mixer, of the MLP, and of the experts. May contain
+    /// duplicates.
     pub fn norm_formats(&self) -> impl Iterator<Item = ActivationFormat> {
         let of_mlp = match &self.mlp {
-            Mlp::WithExperts(both) => both.reads(),
+            Mlp::WithExperts(mlp) => mlp.reads(),
             _ => [self.mlp_reads(); 2],
         };
         [self.mixer.reads()].into_iter().chain(of_mlp)
@@ -115,7 +116,7 @@ impl Layer {
         match &self.mlp {
             Mlp::Gated(mlp) => mlp.reads(),
             Mlp::Mixture(mixture) => mixture.reads(),
-            Mlp::WithExperts(both) => both.reads()[0],
+            Mlp::WithExperts(mlp) => mlp.reads()[0],
         }
     }
 
@@ -232,16 +233,11 @@ impl Layer {
         // A step that runs its last layer on chosen rows is never captured in a CUDA graph. Such a
         // layer has no padding rows, so the router does not need the slots to recognize them.
         let slots = Some(&pass.inputs.groups[0].slots).filter(|slots| slots.rows() == rows);
-        if let (Mlp::WithExperts(both), Some(norm)) = (&self.mlp, &self.result_norm) {
-            let sum = both.forward(&scope, pass.config, hidden, scratch, slots)?;
-            return scope.rms_norm_add(&sum, pass.norm(norm), self.own_scalar(), hidden).map(|()| false);
-        }
-        let mut normed = scratch.place(self.mlp_reads(), rows);
         match &self.mlp {
             Mlp::Gated(mlp) => {
-                let gated = mlp.gate(&scope, &normed)?;
+                let gated = mlp.gate(&scope, scratch.place(mlp.reads(), rows))?;
                 if let Some(norm) = &self.result_norm {
-                    let (norm, scalar) = (pass.norm(norm), self.own_scalar());
+                    let (norm, scalar) = (pass.norm(norm), self.mlp_scalar());
                     return mlp.down.forward_norm_add(&scope, &gated, norm, scalar, hidden).map(|()| false);
                 }
                 let Some(next) = next.filter(|_| mlp.down.is_partial) else {
@@ -253,6 +249,7 @@ impl Layer {
                 Ok(true)
             }
             Mlp::Mixture(mixture) => {
+                let mut normed = scratch.place(mixture.reads(), rows);
                 let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
                 let Some(next) = next else {
                     return mixture.add(&scope, &gated, hidden, None).map(|()| false);
@@ -264,12 +261,17 @@ impl Layer {
                 mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;
                 Ok(true)
             }
-            Mlp::WithExperts(_) => unreachable!("such a layer has a norm of the result"),
+            Mlp::WithExperts(mlp) => {
+                let norm = self.result_norm.as_ref().expect("a layer with a dense MLP and experts has an output norm");
+                let sum = mlp.forward(&scope, pass.config, hidden, scratch, slots)?;
+                scope.rms_norm_add(&sum, pass.norm(norm), self.mlp_scalar(), hidden).map(|()| false)
+            }
         }
     }
 
-    /// The layer's scalar, if the MLP's result is the last result of the layer.
-    fn own_scalar(&self) -> Option<&Tensor<'static>> {
+    /// The layer's scalar, if it is applied with the MLP's result. A layer with per-layer embeddings
+    /// applies it later.
+    fn mlp_scalar(&self) -> Option<&Tensor<'static>> {
         self.scalar.as_ref().filter(|_| self.embedding.is_none())
     }
 }

@@ -41,7 +41,7 @@ pub struct MixtureConfig {
     /// Width of the shared expert, which every token uses, if the layers have one.
     #[serde(rename = "shared_expert_intermediate_size")]
     pub shared: Option<usize>,
-    /// Whether layers with experts also have a [dense MLP](super::mlp_with_experts) (Gemma 4).
+    /// Whether layers with experts also have a dense MLP (Gemma 4).
     #[serde(skip)]
     pub has_dense_mlp: bool,
 }
@@ -53,6 +53,8 @@ struct Gemma4Fields {
     num_experts: Option<usize>,
     top_k_experts: Option<usize>,
     moe_intermediate_size: Option<usize>,
+    /// An earlier name of `moe_intermediate_size`, which vLLM also reads.
+    expert_intermediate_size: Option<usize>,
 }
 
 impl MixtureConfig {
@@ -82,14 +84,19 @@ impl MixtureConfig {
             return Ok(None);
         }
         let size = |key: &'static str, size: Option<usize>, most: usize| {
-            let size = size.unwrap_or(0);
+            let size = size
+                .ok_or_else(|| ConfigError::Contradiction(format!("{key} is missing; enable_moe_block requires it")))?;
             ConfigError::check_size(key, size, most).map(|()| size)
         };
         let experts = size("num_experts", fields.num_experts, EXPERTS_MAX)?;
         Ok(Some(MixtureConfig {
             experts,
             top: size("top_k_experts", fields.top_k_experts, experts.min(TOP_MAX))?,
-            intermediate: size("moe_intermediate_size", fields.moe_intermediate_size, WIDTH_MAX)?,
+            intermediate: size(
+                "moe_intermediate_size",
+                fields.moe_intermediate_size.or(fields.expert_intermediate_size),
+                WIDTH_MAX,
+            )?,
             renormalized: true,
             step: 1,
             dense: None,
@@ -118,8 +125,8 @@ pub struct Mixture {
     shared: Option<SharedExpert>,
 }
 
-/// Gemma 4's additions to a router. The router reads rows with a norm of its own, and its logits are
-/// divided by the root of their width.
+/// Gemma 4's additions to a router: the router's input has a separate norm, and the logits are divided
+/// by the square root of the hidden size.
 struct RouterScales {
     norm: Tensor<'static>,    // [hidden]
     experts: Tensor<'static>, // [experts] f32, factors of the experts' weights
@@ -148,10 +155,10 @@ pub struct MixtureShare {
 }
 
 impl Mixture {
-    /// Claims the router and the [experts](WeightMap::experts) of `share`: for a mixture in place of
-    /// an MLP, `name.mlp.gate.weight`, `name.mlp.experts` and, if the model has a shared expert,
-    /// `name.mlp.shared_expert` and `name.mlp.shared_expert_gate`; for a mixture with a dense MLP,
-    /// `name.router` and `name.experts`. `name` is the layer. `loads` `[experts]` counts how often
+    /// Claims the router and the [experts](WeightMap::experts) of `share` in the layer `name`. A
+    /// mixture that replaces the MLP has `name.mlp.gate.weight`, `name.mlp.experts` and, if the model
+    /// has a shared expert, `name.mlp.shared_expert` and `name.mlp.shared_expert_gate`. A mixture
+    /// with a dense MLP has `name.router` and `name.experts`. `loads` `[experts]` counts how often
     /// each expert is chosen.
     ///
     /// # Errors
@@ -172,7 +179,8 @@ impl Mixture {
             has_dense_mlp.then(|| RouterScales::claim(map, &format!("{name}.router"), hidden, experts)).transpose()?;
         let held = share.experts;
         let [gate_up, down] = map.experts(&format!("{place}.experts"), held, (hidden, config.intermediate))?;
-        let shared = share.shared.map(|width| SharedExpert::claim(map, place, hidden, width)).transpose()?;
+        let shared =
+            share.shared.map(|width| SharedExpert::claim(map, place, (hidden, activation), width)).transpose()?;
         Ok(Mixture { router, router_scales, held, gate_up, down, activation, top, renormalized, loads, shared })
     }
 
@@ -202,9 +210,9 @@ impl Mixture {
             None => scope.rms_norm_route(hidden, norm, normed, router)?,
             Some(scales) => {
                 let rule = RoutingRule { logit_scale: scales.logits, expert_scales: Some(&scales.experts), ..rule };
-                let norm_of_router = RmsNorm { weight: &scales.norm, ..norm };
-                // Nothing reads the router's rows after the routing, so the experts' rows replace
-                // them.
+                let norm_of_router = RmsNorm { weight: &scales.norm, weight_offset: 0.0, ..norm };
+                // The router's normalized rows are not needed after the routing, so the experts'
+                // normalized rows overwrite them.
                 let mut of_router = Activations::of_plain(normed.plain_mut());
                 let router = Router { rule, ..router };
                 let routing = scope.rms_norm_route(hidden, norm_of_router, &mut of_router, router)?;
@@ -252,12 +260,10 @@ impl Mixture {
             None => scope.all_reduce_add(&partial, hidden),
         }
     }
-}
 
-impl Mixture {
-    /// Computes the second half of each expert. Returns the sums `[rows, hidden]` over all experts,
-    /// also over those of other ranks.
-    pub fn sum<'s, B: Backend>(
+    /// Computes the second half of each expert and sums the results, also over the experts of other
+    /// ranks. A shared expert is not included. Returns `[rows, hidden]`.
+    pub fn sum_experts<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         gated: &GatedRows<'_>,
@@ -292,10 +298,15 @@ impl RouterScales {
 impl SharedExpert {
     /// Claims `name.shared_expert` with the columns `width` of this rank, and
     /// `name.shared_expert_gate`.
-    fn claim(map: &mut WeightMap<'_>, name: &str, hidden: usize, width: RankShard) -> Result<Self, WeightError> {
+    fn claim(
+        map: &mut WeightMap<'_>,
+        name: &str,
+        (hidden, activation): (usize, GateActivation),
+        width: RankShard,
+    ) -> Result<Self, WeightError> {
         let names = ["gate", "up", "down"].map(|part| format!("{name}.shared_expert.{part}_proj"));
         let names = names.each_ref().map(String::as_str);
-        let mlp = GatedMlp::claim(map, names, (hidden, width), false, GateActivation::Silu)?;
+        let mlp = GatedMlp::claim(map, names, (hidden, width), false, activation)?;
         let gate = map.unquantized_linear(&[(&format!("{name}.shared_expert_gate"), 1.into())], hidden)?;
         Ok(SharedExpert { mlp, gate })
     }

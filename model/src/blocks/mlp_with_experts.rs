@@ -46,10 +46,9 @@ impl MlpWithExperts {
         [self.mlp.reads(), self.mixture.reads()]
     }
 
-    /// Runs the MLP on the normalized rows in `scratch`, and the experts on a copy of `hidden`
-    /// `[rows, hidden]` with a norm of their own, which replaces the rows in `scratch`. Returns the
-    /// sum of both normalized results, `[rows, hidden]`. `slots` are as in
-    /// [`gate`](Mixture::gate).
+    /// Runs the MLP on the normalized rows in `scratch`. Then normalizes `hidden` `[rows, hidden]` for
+    /// the experts, which overwrites `scratch`, and runs the experts. Returns the sum of both
+    /// normalized results, `[rows, hidden]`. For `slots`, see [`gate`](Mixture::gate).
     pub fn forward<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -63,13 +62,13 @@ impl MlpWithExperts {
         {
             let (scope, normed) = (scope.scope(), scratch.place(self.mlp.reads(), rows));
             let gated = self.mlp.gate(&scope, &normed)?;
-            let of_mlp = self.mlp.down.forward_whole(&scope, &gated)?;
+            let of_mlp = self.mlp.down.forward_all_reduced(&scope, &gated)?;
             scope.rms_norm_into(&of_mlp, config.norm(&self.mlp_result_norm), &mut sum)?;
         }
         let mut sum = sum.plain.expect("the sum was created unquantized");
         let (scope, mut normed) = (scope.scope(), scratch.place(self.mixture.reads(), rows));
         let gated = self.mixture.gate(&scope, hidden, config.norm(&self.experts_norm), &mut normed, slots)?;
-        let of_experts = self.mixture.sum(&scope, &gated, columns)?;
+        let of_experts = self.mixture.sum_experts(&scope, &gated, columns)?;
         scope.rms_norm_add(&of_experts, config.norm(&self.experts_result_norm), None, &mut sum)?;
         Ok(sum)
     }

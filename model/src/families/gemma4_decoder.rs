@@ -54,9 +54,10 @@ pub fn defaults(is_unified: bool) -> DecoderDefaults {
 /// Reads the decoder of a model with pictures from `text_config`. `is_unified` is as in
 /// [`defaults`].
 ///
-/// Tokens of a picture attend to one another only in sliding-window layers, also in the 12B, as in
-/// the authors' implementation (google-deepmind/gemma) and in vLLM. The class of the 12B in
-/// transformers 5.17 lets them do so in all layers (huggingface/transformers issue 46711).
+/// Picture tokens attend to the whole picture only in sliding-window layers. This also holds for the
+/// 12B, as in the authors' implementation (google-deepmind/gemma) and in vLLM. In transformers 5.17,
+/// `Gemma4UnifiedForConditionalGeneration` applies the picture mask in all layers, except with a
+/// static cache (huggingface/transformers issue 46711).
 pub fn read(config: &Map<String, Value>, is_unified: bool) -> Result<DecoderConfig, ConfigError> {
     let none = Map::new();
     let text = config_keys::part(config, "text_config")?.unwrap_or(&none);

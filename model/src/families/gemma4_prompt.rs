@@ -19,7 +19,7 @@ use crate::{
 pub struct PictureTokens {
     pub placeholders: PlaceholderTokens,
     /// The tokens before and after the tokens of a picture.
-    ends: [u32; 2],
+    delimiters: [u32; 2],
 }
 
 impl PictureTokens {
@@ -30,8 +30,8 @@ impl PictureTokens {
             ConfigError::check_token(key, token, vocabulary).map(|()| token as u32)
         };
         let placeholders = PlaceholderTokens::read_over([258_880, 258_884], config, vocabulary)?;
-        let ends = [token("boi_token_id", 255_999)?, token("eoi_token_id", 258_882)?];
-        Ok(PictureTokens { placeholders, ends })
+        let delimiters = [token("boi_token_id", 255_999)?, token("eoi_token_id", 258_882)?];
+        Ok(PictureTokens { placeholders, delimiters })
     }
 
     /// Encloses each picture and frame in the tokens for a picture's beginning and end, as
@@ -42,7 +42,7 @@ impl PictureTokens {
         visuals: &[MediaGrid],
         merge: MergeSize,
     ) -> Result<PromptLayout, LayoutError> {
-        let &PictureTokens { placeholders, ends: [begin, end] } = self;
+        let &PictureTokens { placeholders, delimiters: [begin, end] } = self;
         let enclosed = |token: u32| {
             let is_picture = token == placeholders.image || Some(token) == placeholders.video;
             let ends = is_picture.then_some((begin, end)).unzip();
@@ -51,7 +51,7 @@ impl PictureTokens {
         let tokens: Vec<_> = tokens.into_iter().flat_map(enclosed).collect();
         let placeholders = Placeholders { tokens: placeholders, merge, video: VideoPlace::Written };
         let mut layout = lay_out(&tokens, visuals, &placeholders)?;
-        layout.number_in_line();
+        layout.use_sequential_positions();
         Ok(layout)
     }
 }
@@ -62,27 +62,27 @@ pub const PLACEHOLDERS: PlaceholderTexts =
 
 const VIDEO: &str = "<|video|>";
 
-/// Maximum number of text tokens of a frame, for times below 100 minutes: one token for each of the
-/// four digits, the colon, and the spaces around the time, and the two tokens around the placeholder.
+/// Maximum number of text tokens of a video frame for times below 100 minutes: four digits, the colon,
+/// two spaces, and the two tokens around the placeholder.
 /// The additional tokens of longer videos are taken from the quarter of the context that is reserved
 /// for text.
 pub const STEP_TOKENS: usize = 9;
 
 /// Replaces the placeholder of each video in `rendered` with one placeholder per frame, each after
 /// its time in minutes and seconds, as `processing_gemma4.py` of transformers 5.17 does.
-pub fn write(rendered: &str, visuals: &[MediaGrid]) -> String {
+pub fn write_videos(rendered: &str, visuals: &[MediaGrid]) -> String {
     let mut written = String::with_capacity(rendered.len());
     let mut rest = rendered;
     for visual in visuals {
         let MediaGrid::Video { steps, frames_per_second, .. } = *visual else { continue };
-        let Some((before, behind)) = rest.split_once(VIDEO) else { break };
+        let Some((before, after)) = rest.split_once(VIDEO) else { break };
         let frame = |frame: usize| {
             let seconds = (frame as f64 / frames_per_second) as u64;
             format!("{:02}:{:02} {VIDEO}", seconds / 60, seconds % 60)
         };
         written += before;
         written += &(0..steps).map(frame).collect::<Vec<_>>().join(" ");
-        rest = behind;
+        rest = after;
     }
     written + rest
 }
@@ -99,12 +99,12 @@ mod tests {
     }
 
     #[test]
-    fn each_frame_has_its_time_in_whole_seconds_in_front() {
+    fn each_frame_is_preceded_by_its_time_in_whole_seconds() {
         let visuals = [MediaGrid::Image(FRAME), video(3, 2.0), video(2, 1.0 / 3599.0)];
-        let written = write("a <|image|><|video|> b <|video|>", &visuals);
+        let written = write_videos("a <|image|><|video|> b <|video|>", &visuals);
         let expected = "a <|image|>00:00 <|video|> 00:00 <|video|> 00:01 <|video|> b 00:00 <|video|> 59:59 <|video|>";
         assert_eq!(written, expected);
-        assert_eq!(write("", &[video(1, 1.0)]), "");
-        assert!(write("<|video|>", &[video(2, 1.0 / 6000.0)]).ends_with("100:00 <|video|>"));
+        assert_eq!(write_videos("", &[video(1, 1.0)]), "");
+        assert!(write_videos("<|video|>", &[video(2, 1.0 / 6000.0)]).ends_with("100:00 <|video|>"));
     }
 }

@@ -64,6 +64,9 @@ pub enum ImageError {
         ratio: f64,
         ratio_max: f64,
     },
+    /// The resized picture would have more tokens along a side than the model has positions.
+    #[error("a side of the {width} x {height} picture has {tokens} tokens after resizing; the limit is {limit}")]
+    SideTokens { width: u32, height: u32, tokens: u64, limit: u64 },
     /// The image processor must not resize (`do_resize` is off), and the picture does not
     /// divide into whole patches.
     #[error(
@@ -126,6 +129,9 @@ impl Hint for ImageError {
             ImageError::AspectRatio { ratio_max, .. } => {
                 format!("crop the picture or cut it into pieces: no side may be over {ratio_max} times the other")
             }
+            ImageError::SideTokens { .. } => {
+                "crop the picture or cut it into pieces, or leave out its `max_pixels`".into()
+            }
             ImageError::NotAMultiple { multiple, .. } => {
                 format!("scale the picture to multiples of {multiple}, or set `do_resize` to true")
             }
@@ -162,6 +168,7 @@ mod tests {
             (ImageError::Damaged { format: "PNG", stage: "reading its header" }, "save the picture again"),
             (ImageError::Unsupported { format: "TIFF", feature: "SGI LogLuv" }, "`magick picture.tiff picture.png`"),
             (ImageError::AspectRatio { width, height, ratio: 3.0, ratio_max: 2.0 }, "over 2 times the other"),
+            (ImageError::SideTokens { width, height, tokens: 3, limit: 2 }, "cut it into pieces"),
             (ImageError::NotAMultiple { width, height, multiple: 28 }, "multiples of 28"),
             (ImageError::NoSize { width, height }, "raise `min_pixels`"),
             (ImageError::OwnLimitTooLow { limit: "tiles", value: 0, least: 1 }, "`tiles` to 1 or more"),

@@ -29,8 +29,7 @@ const CROPPING_PROCESSORS: [&str; 3] = ["Gemma3ImageProcessor", "Gemma3ImageProc
 const TOKEN_LIMIT_PROCESSORS: [&str; 4] =
     ["Gemma4ImageProcessor", "Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil", UNIFIED_PROCESSORS[0]];
 
-/// The image and video processors of `TOKEN_LIMIT_PROCESSORS` and `TOKEN_LIMIT_VIDEO_PROCESSORS`
-/// that merge patches before the model, which reads levels from 0 to 1.
+/// The image and video processors of Gemma 4 12B. They merge patches, so each patch is a token.
 pub(super) const UNIFIED_PROCESSORS: [&str; 2] = ["Gemma4UnifiedImageProcessor", "Gemma4UnifiedVideoProcessor"];
 
 /// Processor types that cut pictures into tiles only if `config.json` says so.
@@ -202,7 +201,7 @@ impl ImageProcessorConfig {
             return raw.cropped();
         }
         if raw.is_one_of(&TOKEN_LIMIT_PROCESSORS) {
-            return raw.within_tokens();
+            return raw.token_limited(280);
         }
         raw.check_type()?;
         raw.over(ImageProcessorConfig::default())
@@ -227,7 +226,7 @@ impl ImageProcessorConfig {
         let own = raw.video_processor_type.as_deref();
         let is_token_limited = own.is_some_and(|own| TOKEN_LIMIT_VIDEO_PROCESSORS.contains(&own));
         if is_token_limited || raw.video_processor_type.is_none() && raw.is_one_of(&TOKEN_LIMIT_PROCESSORS) {
-            return raw.within_tokens();
+            return raw.token_limited(70);
         }
         match &raw.video_processor_type {
             Some(found) if !KNOWN_VIDEO_PROCESSORS.contains(&found.as_str()) => {
@@ -389,6 +388,14 @@ impl ImageProcessorConfig {
     /// Pixels along a side of a merge group. Every resized side is a multiple of this number.
     pub fn factor(&self) -> u32 {
         self.patch_size * self.merge_size
+    }
+
+    /// Maximum tokens along a side of a picture, if the processor limits the number of tokens: a
+    /// picture may consist of one row. The limit also applies if a picture's own `max_pixels` allows
+    /// more tokens.
+    pub fn side_tokens_max(&self) -> Option<u64> {
+        let tokens = self.pixel_bounds.max / u64::from(self.factor()).pow(2);
+        Some(tokens).filter(|_| self.sizing == Sizing::Largest)
     }
 
     /// How patches merge into tokens.

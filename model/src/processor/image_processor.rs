@@ -169,6 +169,10 @@ impl ImageProcessor {
         } else {
             source
         };
+        let tokens = u64::from(resized.width.max(resized.height) / factor);
+        if let Some(limit) = config.side_tokens_max().filter(|limit| tokens > *limit) {
+            return Err(ImageError::SideTokens { width, height, tokens, limit });
+        }
         let grid = Grid { t: 1, h: resized.height / config.patch_size, w: resized.width / config.patch_size };
         let (patches, tokens) = (grid.patches(), grid.tokens(config.merge()));
         let host_bytes = resize_bytes(source, resized);

@@ -1,5 +1,5 @@
 //! Settings of the processors of Gemma 4, which resize every picture and frame to the largest size
-//! within a number of tokens.
+//! that fits a token limit.
 
 use super::{
     config::{ImageProcessorConfig, RawConfig, UNIFIED_PROCESSORS, require},
@@ -11,16 +11,15 @@ use super::{
 const SOFT_TOKENS: [u64; 5] = [70, 140, 280, 560, 1120];
 
 impl RawConfig {
-    /// Applies the settings on top of the defaults of `Gemma4ImageProcessor`, or of
-    /// `Gemma4VideoProcessor`, whose frames are smaller. The model itself maps levels from 0 to 1 to
-    /// levels from -1 to 1 (`modeling_gemma4.py`), which the returned mean and deviation include.
-    /// This does not apply to the unified processors, whose patches are those of a token.
-    pub(super) fn within_tokens(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
+    /// Applies the settings on top of the defaults of `Gemma4ImageProcessor` and
+    /// `Gemma4VideoProcessor`, which differ in the number of tokens. The vision tower maps levels from 0 to 1 to
+    /// levels from -1 to 1 (`modeling_gemma4.py`), which the returned mean and deviation include. The
+    /// 12B has no tower and reads levels from 0 to 1; each patch of its processors is a token.
+    pub(super) fn token_limited(mut self, default_tokens: u64) -> Result<ImageProcessorConfig, ProcessorError> {
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
             require(setting, pixels.unwrap_or(0), pixels.is_none(), "null (set `max_soft_tokens` instead)")?;
         }
-        let default = if self.video_processor_type.is_some() { 70 } else { 280 };
-        let tokens = self.max_soft_tokens.unwrap_or(default);
+        let tokens = self.max_soft_tokens.unwrap_or(default_tokens);
         require("max_soft_tokens", tokens, SOFT_TOKENS.contains(&tokens), "70, 140, 280, 560 or 1120")?;
         self.size = None;
         let own = [&self.image_processor_type, &self.video_processor_type];

@@ -1,6 +1,6 @@
 //! The video processor. It turns frames into one picture per time step, as transformers'
-//! `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor` do. The user has already picked the frames,
-//! so the sampling settings of those two processors (`fps`, `min_frames`, `max_frames`,
+//! `Qwen2VLVideoProcessor`, `Qwen3VLVideoProcessor` and `Gemma4VideoProcessor` do. The user has
+//! already picked the frames, so the sampling settings of those processors (`fps`, `min_frames`, `max_frames`,
 //! `num_frames`, `do_sample_frames`) are not read.
 //!
 //! A step takes `temporal_patch_size` frames. If the last step has fewer frames, its last frame

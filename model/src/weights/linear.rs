@@ -80,12 +80,12 @@ impl Linear {
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let whole = self.forward_whole(&scope, x)?;
+        let whole = self.forward_all_reduced(&scope, x)?;
         scope.rms_norm_add(&whole, norm, factor, sum)
     }
 
-    /// Like [`forward`](Linear::forward), with a partial result summed over all ranks.
-    pub fn forward_whole<'s, 'a, B: Backend>(
+    /// Like [`forward`](Linear::forward), but sums a partial result over all ranks.
+    pub fn forward_all_reduced<'s, 'a, B: Backend>(
         &'a self,
         scope: &'s Scope<'_, B>,
         x: impl Into<Activations<'a>>,

@@ -199,16 +199,18 @@ impl<'c> WeightMap<'c> {
         hidden: usize,
         patch: PatchSize,
     ) -> Result<Tensor<'static>, WeightError> {
-        self.with_channels_apart(name, [hidden, patch.values()].into(), patch)
+        self.deinterleaved_channels(name, [hidden, patch.values()].into(), patch)
     }
 
     /// Claims a vector with an element for each value of a patch, in the order of
     /// [`patch_projection`](Self::patch_projection).
     pub fn patch_vector(&mut self, name: &str, patch: PatchSize) -> Result<Tensor<'static>, WeightError> {
-        self.with_channels_apart(name, [patch.values()].into(), patch)
+        self.deinterleaved_channels(name, [patch.values()].into(), patch)
     }
 
-    fn with_channels_apart(
+    /// Claims a tensor whose last axis interleaves channels in the checkpoint, and stores each channel
+    /// contiguously.
+    fn deinterleaved_channels(
         &mut self,
         name: &str,
         shape: Shape,
@@ -223,7 +225,8 @@ impl<'c> WeightMap<'c> {
         Ok(weight)
     }
 
-    /// Claims the columns `columns` of each row of a matrix, or of the folded inner axes of a tensor.
+    /// Claims a range of columns of a matrix. The inner axes of a tensor with more axes count as
+    /// columns.
     pub fn columns_of(&mut self, name: &str, rows: usize, columns: RankShard) -> Result<Tensor<'static>, WeightError> {
         let shape = [rows, columns.count].into();
         self.stacked(&[(name.to_owned(), rows.into())], shape, columns, WeightLayout::default())

@@ -7,8 +7,8 @@ use bursar_model::{
     Model,
     blocks::{KvSizes, PictureMask},
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::SegmentLayers,
-    processor::{Size, Sizing},
+    flow::{ResizeLimits, SegmentLayers},
+    processor::{ImageProcessorConfig, Size, Sizing},
     registry::{self, FamilyConfig},
 };
 use serde_json::{Map, Value, json};
@@ -88,12 +88,15 @@ fn unsupported_settings_are_refused_by_name() {
         |folder: &str, edit: Value| read_decoder(&Copy::edited(folder, edit)).expect_err("the settings are refused");
     let changes =
         |key: &str, value: &str| format!("{key} is {value}; this changes what the model computes and is not supported");
-    // A dense model may be saved with null in place of the sizes of experts.
-    assert_eq!(refused(TEXT, json!({ "enable_moe_block": true })), "num_experts is 0; expected from 1 to 512");
+    // A dense checkpoint may have null expert sizes.
+    assert_eq!(
+        refused(TEXT, json!({ "enable_moe_block": true })),
+        "num_experts is missing; enable_moe_block requires it"
+    );
     assert_eq!(refused(MOE, json!({ "top_k_experts": 9 })), "top_k_experts is 9; expected from 1 to 8");
     assert_eq!(
         refused(MOE, json!({ "moe_intermediate_size": null })),
-        "moe_intermediate_size is 0; expected from 1 to 1048576"
+        "moe_intermediate_size is missing; enable_moe_block requires it"
     );
     assert_eq!(refused(TEXT, json!({ "attn_logit_softcapping": 50.0 })), changes("attn_logit_softcapping", "50.0"));
     assert_eq!(
@@ -158,7 +161,7 @@ fn settings_of_a_model_without_a_tower_are_read_or_refused() {
         text.extend(value.map(|value| ("use_bidirectional_attention".to_owned(), value)));
         decoder(&copy.write(CONFIG, config.to_string())).picture_mask
     };
-    // Without the setting, only the class of the 12B has a mask.
+    // If `use_bidirectional_attention` is absent, only the 12B uses the picture mask.
     let whole = PictureMask::WholePictureInWindows;
     assert_eq!([mask(UNIFIED, None), mask(UNIFIED, Some(json!("vision")))], [whole; 2]);
     assert_eq!([mask(UNIFIED, Some(Value::Null)), mask(PICTURES, None)], [PictureMask::Causal; 2]);
@@ -166,12 +169,49 @@ fn settings_of_a_model_without_a_tower_are_read_or_refused() {
         let copy = Copy::of(UNIFIED).set(CONFIG, &["vision_config", key], value);
         read_decoder(&copy).expect_err("the settings are refused")
     };
+    assert_eq!(
+        vision("mm_posemb_size", json!(69)),
+        "vision_config.mm_posemb_size is 69, but the processors allow 70 patches along a side"
+    );
     assert_eq!(vision("output_proj_dims", json!(65)), "vision_config.output_proj_dims is 65, but mm_embed_dim is 64");
-    assert_eq!(vision("patch_size", json!(5)), "vision_config.patch_size is 15, but the image processor's is 12");
+    assert_eq!(
+        vision("patch_size", json!(5)),
+        "vision_config.patch_size * pooling_kernel_size is 15, but the image processor's is 12"
+    );
     assert_eq!(
         read_decoder(&Copy::edited(UNIFIED, json!({ "vision_config": null }))).expect_err("the settings are refused"),
         "vision_config is missing; the architecture of a checkpoint without pictures is Gemma4UnifiedForCausalLM"
     );
+}
+
+#[test]
+fn frames_of_videos_have_fewer_tokens_than_pictures() {
+    let settings = |kind: &str, class: &str| {
+        json!({ kind: class, "patch_size": 16, "pooling_kernel_size": 3 }).to_string().into_bytes()
+    };
+    let of_picture = ImageProcessorConfig::from_json(&settings("image_processor_type", "Gemma4ImageProcessor"));
+    assert_eq!(of_picture.expect("valid settings").side_tokens_max(), Some(280));
+    // Without settings of their own, videos have those of pictures, with the default of videos.
+    for (kind, class) in [
+        ("video_processor_type", "Gemma4VideoProcessor"),
+        ("video_processor_type", "Gemma4UnifiedVideoProcessor"),
+        ("image_processor_type", "Gemma4ImageProcessor"),
+    ] {
+        let of_video = ImageProcessorConfig::from_video_json(&settings(kind, class));
+        assert_eq!(of_video.expect("valid settings").side_tokens_max(), Some(70), "{class}");
+    }
+}
+
+/// The positions of the patches are learned, so a side cannot have any number of patches.
+#[test]
+fn a_picture_with_more_tokens_along_a_side_than_positions_is_refused() {
+    let checkpoint = Copy::of(UNIFIED).open();
+    let processor = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
+    let row = processor.plan(900, 2).expect("a picture of one row");
+    assert_eq!((row.grid.h, row.grid.w), (1, 70));
+    let own = ResizeLimits { pixels_max: Some(100 * 12 * 12), ..ResizeLimits::default() };
+    let error = processor.plan_own(Size { width: 900, height: 2 }, own, 1000).expect_err("100 tokens in a row");
+    assert_eq!(error.to_string(), "a side of the 900 x 2 picture has 100 tokens after resizing; the limit is 70");
 }
 
 #[test]

@@ -16,23 +16,27 @@ from .reference import ERROR_MAX, greedy, relative, rounded_checks
 from .scenes import draw_scene, video_arrays, write_model_pictures, write_videos
 from .tile_chats import SMALL, SMALL_SCENE
 
-CASES = ["one_image", "several_images", "two_turns"]
-VIDEO_CASES = ["video_odd_slow", "video_and_picture"]
+# The cases of each checkpoint. Fewer cases make smaller archives.
+CASES = {
+    "gemma4": ["one_image", "several_images", "two_turns", "video_odd_slow", "video_and_picture"],
+    "gemma4_clipped": ["one_image", "several_images", "two_turns"],
+    "gemma4_unified": ["one_image", "two_turns", "video_and_picture"]}  # fmt: skip
 INFLUENCE_MIN = 1e-2  # of masks and pictures on the logits, relative to the largest |logit|
 
 
 def use_released_masks():
-    """Makes the tokens of a picture attend to one another only in layers with a window, as in the authors' implementation and
-    in vLLM. transformers 5.17 does that in Gemma 4 (its issue 46711), but not in the 12B, whose class is another one."""
+    """Makes picture tokens attend to the whole picture only in sliding-window layers, as in the authors' implementation and in
+    vLLM. transformers 5.17 does so in `Gemma4ForConditionalGeneration`, but `Gemma4UnifiedForConditionalGeneration` (12B)
+    applies the mask in all layers (huggingface/transformers issue 46711)."""
     make_masks = modeling_gemma4_unified.create_masks_for_generate
     if make_masks is not with_released_masks:
-        with_released_masks.others = make_masks
+        with_released_masks.original = make_masks
         modeling_gemma4_unified.create_masks_for_generate = with_released_masks
 
 
 def with_released_masks(block_sequence_ids=None, **settings):
     if block_sequence_ids is None:
-        return with_released_masks.others(**settings)
+        return with_released_masks.original(**settings)
     return create_masks_for_vision_model(block_sequence_ids=block_sequence_ids, **settings)
 
 
@@ -56,7 +60,7 @@ def check_influence(reference, inputs, greedy_tokens):
 
 
 def video_tensors(reference, inputs, videos, stored, checks):
-    """Grids of all videos, and rows of each video in the first case that shows it. `stored` has those of earlier cases."""
+    """Returns the grids of all videos, and the embeddings of each video that is not in `stored`. Adds their names to `stored`."""
     tensors, grids = {}, []
     for index, video in enumerate(videos):
         pixels, positions = inputs["pixel_values_videos"][index], inputs["video_position_ids"][index]
@@ -73,7 +77,7 @@ def video_tensors(reference, inputs, videos, stored, checks):
 
 
 def with_times(prompt, videos, frames):
-    """The prompt with each video replaced by its frames, each with its time in front."""
+    """The prompt with each video replaced by its frames, each preceded by its timestamp."""
     times = iter([int(index / video["frames_per_second"]) for index in range(len(frames[video["video"]]))] for video in videos)
     return re.sub(r"<\|video\|>", lambda _: " ".join(f"{t // 60:02d}:{t % 60:02d} <|video|>" for t in next(times)), prompt)
 
@@ -111,9 +115,9 @@ def record(root, folder, reference):
     use_released_masks()
     config, frames = reference.model.config, video_arrays()
     tokenizer, stored = processor.tokenizer, set()
-    with_pictures = crop_chats.chats()
-    chats = {name: with_pictures[name][0] for name in CASES} | {name: video_chats()[name] for name in VIDEO_CASES}
-    for name, messages in chats.items():
+    chats = {name: messages for name, (messages, _) in crop_chats.chats().items()} | video_chats()
+    for name in CASES[folder.name]:
+        messages = chats[name]
         contents = content_parts(messages)
         files = [part["image"] for part in contents if part["type"] == "image"]
         videos = [part for part in contents if part["type"] == "video"]

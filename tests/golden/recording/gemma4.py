@@ -29,7 +29,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 def text_settings(name):
     """The decoder's settings. `gemma4_moe` is like the released 26B-A4B: each layer has experts and a dense MLP. `gemma4_text` and `gemma4` are like the released 31B: keys of full attention are its values, and
-    tokens of a picture attend to one another in layers with a window. `gemma4_unified` has the same decoder as `gemma4`.
+    picture tokens attend to the whole picture in sliding-window layers. `gemma4_unified` has the same decoder as `gemma4`.
 
     `gemma4_sharing` and `gemma4_clipped` are like the released E2B: layers that read keys and values of earlier layers, with
     a wide MLP, and per-layer embeddings."""

@@ -37,14 +37,14 @@ def counted_logits(counts):
 
 
 class Routing:
-    """The router's choices, in the form in which the kernels exchange them. If `scaled`, the logits and the weights of experts
-    have factors, as in Gemma 4."""
+    """The router's choices, in the layout that the kernels share. `scaled` scales the logits and the experts' routing weights,
+    as in Gemma 4."""
 
-    def __init__(self, logits, top, renormalised=True, scaled=False):
+    def __init__(self, logits, top, renormalized=True, scaled=False):
         rows, experts = logits.shape
         self.logit_scale = 0.375 if scaled else 1.0
         self.expert_scales = torch.rand(experts, device="cuda") + 0.5 if scaled else None
-        self.logits, self.top, self.renormalised, self.rows, self.experts = logits, top, renormalised, rows, experts
+        self.logits, self.top, self.renormalized, self.rows, self.experts = logits, top, renormalized, rows, experts
         blocks = divide_up(rows, ROUTE.BLOCK_ROWS)
         new = lambda *shape, kind=torch.int32: Output(shape, kind)  # noqa: E731
         self.weights, self.places, self.choices = new(rows, top, kind=torch.float32), new(rows * top), new(rows * top)
@@ -69,11 +69,11 @@ class Routing:
             choices if by_one else rows * self.top, counts, *sorted_, early=early)  # fmt: skip
 
     def rule(self):
-        return int(self.renormalised), self.logit_scale, self.expert_scales
+        return int(self.renormalized), self.logit_scale, self.expert_scales
 
     def expected(self):
         values, order = (self.logits.double() * self.logit_scale).sort(dim=-1, descending=True, stable=True)
-        total = (values[:, : self.top] if self.renormalised else values).logsumexp(-1, keepdim=True)
+        total = (values[:, : self.top] if self.renormalized else values).logsumexp(-1, keepdim=True)
         weights = (values[:, : self.top] - total).exp()
         if self.expert_scales is not None:
             weights = weights * self.expert_scales.double()[order[:, : self.top]]
@@ -95,21 +95,21 @@ class Routing:
         return self.weights.error(weights)
 
 
-def route(rows, experts, top, skew, renormalised=True, scaled=False):
-    routing = Routing(drawn_logits(rows, experts, skew), top, renormalised, scaled)
+def route(rows, experts, top, skew, renormalized=True, scaled=False):
+    routing = Routing(drawn_logits(rows, experts, skew), top, renormalized, scaled)
     return Case(run=routing.run, error=routing.error, limit=1e-6, bytes=4 * rows * (experts + 6 * top))
 
 
 class Product:
     """Rows of x times the weights of their experts, with one of the available kernels. A rank with a share of the experts
-    has only the weights of these experts, and does not write the rows of the other experts. `gate` is the activation of
+    has only the weights of these experts, and does not write the rows of the other experts. `activation` is the gate's activation in
     gated products."""
 
     def __init__(self, x, weight, routing, features, gated, share=None):
         self.x, self.weight, self.routing, self.features, self.gated = x, weight, routing, features, gated
         self.share = share or range(routing.experts)
         self.columns, self.size = weight.shape[1], x.element_size()
-        self.choices, self.gate = routing.rows * routing.top, GATE.SILU
+        self.choices, self.activation = routing.rows * routing.top, GATE.SILU
         self.kind, self.limit = x.dtype, LIMITS.get(x.dtype)
         self.wide_x, self.wide_weight = x, weight
         self.renew()
@@ -123,7 +123,7 @@ class Product:
         routing, x = self.routing, self.x
         pitch = [x.stride(0)] if self.gated else []
         return [x, *pitch, self.columns, self.features, routing.choices.tensor, routing.top,
-                routing.starts.tensor[self.share.start :], len(self.share), self.gate if self.gated else routing.weights.tensor, self.out.tensor]  # fmt: skip
+                routing.starts.tensor[self.share.start :], len(self.share), self.activation if self.gated else routing.weights.tensor, self.out.tensor]  # fmt: skip
 
     def name(self, way):
         return f"{'gated_' if self.gated else ''}experts{way}_{ENDINGS[self.x.dtype]}"
@@ -193,8 +193,8 @@ class Product:
             chosen = choices[places]
             if self.gated:
                 both = self.wide_x[chosen // routing.top].double() @ w.T
-                unit = functional.silu if self.gate == GATE.SILU else functools.partial(functional.gelu, approximate="tanh")
-                out[places] = unit(both[:, : self.features]) * both[:, self.features :]
+                activate = functional.silu if self.activation == GATE.SILU else functools.partial(functional.gelu, approximate="tanh")
+                out[places] = activate(both[:, : self.features]) * both[:, self.features :]
             else:
                 out[places] = weights.flatten()[chosen, None] * (self.wide_x[places].double() @ w.T)
         self.places = torch.arange(starts[self.share.start], starts[self.share.stop], device="cuda")
@@ -434,8 +434,8 @@ def check(table):
     check_normed_routing(table)
     endless = float("inf")
     for rows, experts, top in [(1, 8, 2), (7, 60, 4), (16, 512, 32), (17, 129, 8), (64, 128, 8), (250, 128, 8), (300, 512, 10), (1000, 5, 5), (4100, 128, 8)]:
-        for skew, renormalised, scaled in itertools.product([0.0, 1.2, endless], [True, False], [True, False]):
-            case = route(rows, experts, top, skew, renormalised, scaled)
+        for skew, renormalized, scaled in itertools.product([0.0, 1.2, endless], [True, False], [True, False]):
+            case = route(rows, experts, top, skew, renormalized, scaled)
             table.check("route", f"{rows} rows, {experts} experts, top {top}, skew {skew}, scaled {scaled}", case)
     shapes = [(128, 64, 8, 2), (200, 72, 60, 4), (136, 264, 5, 3), (2048, 768, 16, 8), (77, 34, 7, 2)]
     for kind, (hidden, features, experts, top), gated in itertools.product(LIMITS, shapes, [True, False]):
@@ -444,7 +444,7 @@ def check(table):
         for (rows, skew), share in itertools.product(rows_and_skews, shares):
             one = product(rows, hidden, features, experts, top, skew, kind, gated, gap=8, share=share)
             # Each number of rows is computed with both activations.
-            one.gate = GATE.GELU_TANH if share.start else GATE.SILU
+            one.activation = GATE.GELU_TANH if share.start else GATE.SILU
             wanted = one.expected()
             for way, run in one.ways().items():
                 one.out = Output((one.choices, one.features), kind)
@@ -480,12 +480,12 @@ def tile_edges(table):
     }
     for (name, of), (hidden, features), gated in itertools.product(counts.items(), [(264, 136), (328, 104), (64, 1000)], [True, False]):
         for kind in LIMITS:
-            one = routed_product(Routing(counted_logits(of), 1, renormalised=False), hidden, features, kind, gated, gap=8)
+            one = routed_product(Routing(counted_logits(of), 1, renormalized=False), hidden, features, kind, gated, gap=8)
             compare_ways(table, one, name, [None, 1, 5, 131, 1000])
     for (name, of), gated, height, kind in itertools.product(counts.items(), [True, False], [128, 32, None], LIMITS):
         for columns, features in [(272, 144), (64, 520)]:
-            one = QuantizedProduct(Routing(counted_logits(of), 1, renormalised=False), columns, features, kind, gated, height)
-            one.gate = GATE.GELU_TANH if columns == 64 else GATE.SILU
+            one = QuantizedProduct(Routing(counted_logits(of), 1, renormalized=False), columns, features, kind, gated, height)
+            one.activation = GATE.GELU_TANH if columns == 64 else GATE.SILU
             compare_ways(table, one, f"E4M3, blocks of {height}, {name}", [None, 5, 131])
     for gated in [True, False]:
         one = routed_product(Routing(drawn_logits(256, 128, 1.0), 8), 2048, 768, torch.bfloat16, gated)

@@ -140,7 +140,7 @@ fn by_kind(visuals: &[MediaGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     for visual in visuals {
         match *visual {
             MediaGrid::Image(grid) => pictures.push((first, grid)),
-            MediaGrid::Tiles { .. } => unreachable!("a family with tiles has a layout of its own"),
+            MediaGrid::Tiles { .. } => unreachable!("a family with tiles has another layout"),
             MediaGrid::Video { step, steps, frames_per_second, .. } => {
                 videos.push((first, step, steps, frames_per_second));
             }

@@ -30,7 +30,7 @@ impl PlaceholderTokens {
         config: &Map<String, Value>,
         vocabulary: usize,
     ) -> Result<Self, ConfigError> {
-        let token = |field: &str| config.get(field).map(u32::deserialize).transpose();
+        let token = |field: &str| config.get(field).map_or(Ok(None), Option::<u32>::deserialize);
         let image = token("image_token_id")?.unwrap_or(image_default);
         let default = Some(video_default).filter(|token| (*token as usize) < vocabulary);
         let video = token("video_token_id")?.or(default);

@@ -56,13 +56,13 @@ fn lay_out_places(
         let placeholders = places.len() - left.len();
         return Err(LayoutError::FewerPlaceholders { placeholders, pictures: places.len() });
     }
-    layout.number_in_line();
+    layout.use_sequential_positions();
     Ok(layout)
 }
 
 impl PromptLayout {
-    /// Makes the position of each token its index, the same on all axes.
-    pub(crate) fn number_in_line(&mut self) {
+    /// Sets each token's position to its index on all axes.
+    pub(crate) fn use_sequential_positions(&mut self) {
         self.positions = (0..self.tokens.len() as u32).map(|position| [position; 3]).collect();
         self.next_position = self.tokens.len() as u32;
     }

@@ -63,7 +63,14 @@ impl TowerConfig {
     /// video.
     pub fn input(&self) -> TowerInput {
         let (patch, merge, channels) = (self.patch(), self.merge(), self.in_channels);
-        TowerInput { patch, merge, merge_field: "spatial_merge_size", channels, tile: None, counts_whole_videos: false }
+        TowerInput {
+            patch,
+            merge,
+            fields: ["patch_size", "spatial_merge_size"],
+            channels,
+            tile: None,
+            counts_whole_videos: false,
+        }
     }
 
     /// Refuses sizes out of range, an activation other than `activation`, and heads that cannot be

@@ -15,8 +15,8 @@ pub struct TowerInput {
     pub patch: PatchSize,
     /// How patches merge into tokens.
     pub merge: MergeSize,
-    /// The name of the field of `vision_config` with the merge size.
-    pub merge_field: &'static str,
+    /// The names of the fields of `vision_config` with the sizes of a patch and of a merge.
+    pub fields: [&'static str; 2],
     /// Color channels of a pixel.
     pub channels: usize,
     /// Pixels along a side of a tile, if pictures are cut into tiles.
@@ -49,10 +49,28 @@ impl TowerInput {
         )))
     }
 
+    /// Refuses processors that allow more patches along a side than `positions`, the value of `field`.
+    pub fn check_positions(
+        &self,
+        (field, positions): (&str, usize),
+        images: Option<&ImageProcessor>,
+        videos: Option<&VideoProcessor>,
+    ) -> Result<(), ConfigError> {
+        let configs = images.map(ImageProcessor::config).into_iter().chain(videos.map(VideoProcessor::config));
+        let most = configs.filter_map(ImageProcessorConfig::side_tokens_max).max().unwrap_or(0);
+        let patches = most.saturating_mul(self.merge.side() as u64);
+        if patches <= positions as u64 {
+            return Ok(());
+        }
+        Err(ConfigError::Contradiction(format!(
+            "vision_config.{field} is {positions}, but the processors allow {patches} patches along a side"
+        )))
+    }
+
     fn check_one(&self, what: &str, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {
         let pairs = [
-            ("patch_size", self.patch.side, processor.patch_size as usize),
-            (self.merge_field, self.merge.side(), processor.merge_size as usize),
+            (self.fields[0], self.patch.side, processor.patch_size as usize),
+            (self.fields[1], self.merge.side(), processor.merge_size as usize),
             ("temporal_patch_size", self.patch.frames, processor.temporal_patch_size as usize),
             ("in_channels", self.channels, CHANNELS),
         ];

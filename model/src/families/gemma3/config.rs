@@ -72,7 +72,7 @@ impl Config {
         let input = TowerInput {
             patch: vision.patch(),
             merge: vision.merge,
-            merge_field: "spatial_merge_size",
+            fields: ["patch_size", "spatial_merge_size"],
             channels: 3,
             tile: Some(vision.image_size),
             counts_whole_videos: false,

@@ -85,12 +85,14 @@ impl Config {
         let input = TowerInput {
             patch: vision.patch(),
             merge: vision.merge,
-            merge_field: "pooling_kernel_size",
+            fields: ["patch_size", "pooling_kernel_size"],
             channels: 3,
             tile: None,
             counts_whole_videos: false,
         };
-        input.check(checkpoint.image_processor.as_ref(), checkpoint.video_processor.as_ref())?;
+        let (images, videos) = (checkpoint.image_processor.as_ref(), checkpoint.video_processor.as_ref());
+        input.check(images, videos)?;
+        input.check_positions(("position_embedding_size", vision.positions), images, videos)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

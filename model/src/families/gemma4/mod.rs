@@ -65,7 +65,7 @@ impl Settings for Config {
     }
 
     fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
-        gemma4_prompt::write(&rendered, visuals)
+        gemma4_prompt::write_videos(&rendered, visuals)
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {

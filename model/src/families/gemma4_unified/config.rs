@@ -60,12 +60,14 @@ impl Config {
         let input = TowerInput {
             patch: vision.patch(),
             merge: MergeSize::new(1),
-            merge_field: "merge_size",
+            fields: ["patch_size * pooling_kernel_size", "merge_size"],
             channels: 3,
             tile: None,
             counts_whole_videos: false,
         };
-        input.check(checkpoint.image_processor.as_ref(), checkpoint.video_processor.as_ref())?;
+        let (images, videos) = (checkpoint.image_processor.as_ref(), checkpoint.video_processor.as_ref());
+        input.check(images, videos)?;
+        input.check_positions(("mm_posemb_size", vision.positions), images, videos)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }
@@ -105,7 +107,7 @@ impl VisionConfig {
         })
     }
 
-    /// Size of a patch, which has one frame and three color channels.
+    /// Size of a patch, which has one frame.
     pub fn patch(&self) -> PatchSize {
         PatchSize { side: self.patch_side, frames: 1 }
     }

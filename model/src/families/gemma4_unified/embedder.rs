@@ -127,15 +127,15 @@ impl VisionEmbedder {
         let mut hidden = self.hidden_norm.forward(scope, projected)?;
         {
             let (scope, count) = (scope.scope(), hidden.rows());
-            let every: Vec<u32> = (0..count as u32).collect();
-            let every = scope.upload([count], &every)?;
+            let row_indices: Vec<u32> = (0..count as u32).collect();
+            let row_indices = scope.upload([count], &row_indices)?;
             let (all, no_tokens) = (RankShard::all(self.positions), scope.empty_u32([0])?);
             // Rows of `places`: pictures, rows, columns.
             for (table, axis) in [(&self.columns, 2), (&self.rows, 1)] {
                 let scope = scope.scope();
                 let place = places.places.row_range(axis..axis + 1).into_shape([count]);
                 let of_axis = scope.embed_share(table, all, &place, &no_tokens, 1.0)?;
-                scope.add_rows(&of_axis, &every, &every, &mut hidden)?;
+                scope.add_rows(&of_axis, &row_indices, &row_indices, &mut hidden)?;
             }
         }
         self.position_norm.forward(scope, &hidden)

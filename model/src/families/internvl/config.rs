@@ -341,7 +341,7 @@ impl VisionConfig {
         let input = TowerInput {
             patch,
             merge,
-            merge_field: "spatial_merge_size",
+            fields: ["patch_size", "spatial_merge_size"],
             channels: 3,
             tile,
             counts_whole_videos: false,
