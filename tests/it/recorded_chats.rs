@@ -74,16 +74,18 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
         let device = shared_out(&device_of(Bytes::mib(96)), ranks);
         let config = RuntimeConfig { device: DeviceChoice::Custom(device), ..RuntimeConfig::default() };
         let runtime = Runtime::start(config).await.expect("host devices start");
-        // Gemma 4 scales each picture up to its patch limit.
-        let (picture_patches, launch_patches) = if folder.starts_with("gemma4") { (630, 1300) } else { (208, 256) };
+        // Gemma 4 scales each picture and frame up to its patch limit, so a chat with a video needs as
+        // many patches as several pictures.
+        let (picture_patches, launch_patches, largest_pictures, context_tokens) =
+            if folder.starts_with("gemma4") { (630, 1300, 5, 640) } else { (208, 256, 3, 512) };
         let envelope = Envelope {
-            context_tokens: 512,
+            context_tokens,
             sequences: 4,
             step_tokens: 96,
             draft_tokens: 0,
             picture_patches,
-            pictures: 3,
-            largest_pictures: 3,
+            pictures: largest_pictures,
+            largest_pictures,
             video_frames: 16,
             launch_patches,
         };
