@@ -125,8 +125,8 @@ pub struct RmsNormRoute<'a> {
     pub routing: Route<'a>,
 }
 
-/// Computes `out[place] = activation(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the
-/// row and the expert of the choice at `place` in the sorted order. Rows of `out` for experts that
+/// Computes `out[place] = activation(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for
+/// the row and the expert of the choice at `place` in the sorted order. Rows of `out` for experts that
 /// this rank does not hold are undefined.
 #[non_exhaustive]
 pub struct GatedExperts<'a> {

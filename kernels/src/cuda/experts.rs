@@ -23,9 +23,8 @@ use crate::{
 pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelError> {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
     let kernels = cuda.entry_points();
-    let logits =
-        arguments![call.logits.address(), count(call.logits.pitch()), count(rows), count(experts), count(top),]
-            .followed_by(rule_of(&call));
+    let logits = arguments![call.logits.address(), count(call.logits.pitch()), count(rows), count(experts), count(top)]
+        .followed_by(rule_of(&call));
     let out = &call.out;
     let slots = slots_of(&call);
     let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];

@@ -7,7 +7,10 @@ use crate::{
         AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, PictureMask, WindowRule, config_keys,
         decoder_shape::{DecoderShape, ShapeText},
     },
-    families::Files,
+    families::{
+        Files,
+        gemma4_prompt::{IMAGE, VIDEO},
+    },
 };
 
 /// Defaults of `Gemma4TextConfig`, or of `Gemma4UnifiedTextConfig` if `is_unified` (transformers
@@ -88,8 +91,6 @@ pub fn refuse_bidirectional(place: &str, fields: &Map<String, Value>) -> Result<
     }
 }
 
-const IMAGE: &str = "<|image|>";
-const VIDEO: &str = "<|video|>";
 const BEGIN: &str = "<|image>";
 const END: &str = "<image|>";
 

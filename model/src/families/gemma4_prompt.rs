@@ -57,15 +57,16 @@ impl PictureTokens {
 }
 
 /// Texts that templates write for pictures and videos.
-pub const PLACEHOLDERS: PlaceholderTexts =
-    PlaceholderTexts { image: "<|image|>", video: Some(VIDEO), before: "", after: "" };
+pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: Some(VIDEO), before: "", after: "" };
 
-const VIDEO: &str = "<|video|>";
+/// The placeholder of a picture in a chat template's output.
+pub const IMAGE: &str = "<|image|>";
+/// The placeholder of a video in a chat template's output.
+pub const VIDEO: &str = "<|video|>";
 
 /// Maximum number of text tokens of a video frame for times below 100 minutes: four digits, the colon,
-/// two spaces, and the two tokens around the placeholder.
-/// The additional tokens of longer videos are taken from the quarter of the context that is reserved
-/// for text.
+/// two spaces, and the two tokens around the placeholder. The additional tokens of longer
+/// videos are taken from the quarter of the context that is reserved for text.
 pub const STEP_TOKENS: usize = 9;
 
 /// Replaces the placeholder of each video in `rendered` with one placeholder per frame, each after

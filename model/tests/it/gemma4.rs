@@ -191,7 +191,8 @@ fn frames_of_videos_have_fewer_tokens_than_pictures() {
     };
     let of_picture = ImageProcessorConfig::from_json(&settings("image_processor_type", "Gemma4ImageProcessor"));
     assert_eq!(of_picture.expect("valid settings").side_tokens_max(), Some(280));
-    // Without settings of their own, videos have those of pictures, with the default of videos.
+    // If a checkpoint has no video settings, videos use the picture settings with the default token
+    // limit of videos.
     for (kind, class) in [
         ("video_processor_type", "Gemma4VideoProcessor"),
         ("video_processor_type", "Gemma4UnifiedVideoProcessor"),

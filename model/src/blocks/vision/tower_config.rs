@@ -70,6 +70,7 @@ impl TowerConfig {
             channels,
             tile: None,
             counts_whole_videos: false,
+            positions: None,
         }
     }
 

@@ -23,20 +23,31 @@ pub struct TowerInput {
     pub tile: Option<usize>,
     /// Whether pixel limits apply to a whole video instead of to each of its frames.
     pub counts_whole_videos: bool,
+    /// The field of `vision_config` with the number of learned positions along each side, and its
+    /// value, if the processors must be checked against it.
+    pub positions: Option<(&'static str, usize)>,
 }
 
 impl TowerInput {
     /// Refuses processors whose patches, channels or tiles do not match the input of the tower, and
     /// video processors whose pixel limits apply to a frame instead of the whole video, or the
-    /// reverse. Also refuses a checkpoint without an image processor.
+    /// reverse. Also refuses a checkpoint without an image processor, and processors that allow more
+    /// patches along a side than the tower has positions.
     pub fn check(&self, images: Option<&ImageProcessor>, videos: Option<&VideoProcessor>) -> Result<(), ConfigError> {
         let images = images.ok_or_else(|| {
             let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";
             ConfigError::Contradiction(text.to_owned())
         })?;
         self.check_one("image", images.config())?;
-        let Some(videos) = videos.map(VideoProcessor::config) else { return Ok(()) };
-        self.check_one("video", videos)?;
+        let videos = videos.map(VideoProcessor::config);
+        if let Some(videos) = videos {
+            self.check_one("video", videos)?;
+            self.check_counted(videos)?;
+        }
+        self.check_positions([Some(images.config()), videos])
+    }
+
+    fn check_counted(&self, videos: &ImageProcessorConfig) -> Result<(), ConfigError> {
         let (found, wanted) = match (videos.counted, self.counts_whole_videos) {
             (CountedPixels::Picture, true) => ("each frame", "all frames together"),
             (CountedPixels::Video { .. }, false) => ("all frames together", "each frame"),
@@ -49,15 +60,10 @@ impl TowerInput {
         )))
     }
 
-    /// Refuses processors that allow more patches along a side than `positions`, the value of `field`.
-    pub fn check_positions(
-        &self,
-        (field, positions): (&str, usize),
-        images: Option<&ImageProcessor>,
-        videos: Option<&VideoProcessor>,
-    ) -> Result<(), ConfigError> {
-        let configs = images.map(ImageProcessor::config).into_iter().chain(videos.map(VideoProcessor::config));
-        let most = configs.filter_map(ImageProcessorConfig::side_tokens_max).max().unwrap_or(0);
+    fn check_positions(&self, processors: [Option<&ImageProcessorConfig>; 2]) -> Result<(), ConfigError> {
+        let Some((field, positions)) = self.positions else { return Ok(()) };
+        let most =
+            processors.into_iter().flatten().filter_map(ImageProcessorConfig::side_tokens_max).max().unwrap_or(0);
         let patches = most.saturating_mul(self.merge.side() as u64);
         if patches <= positions as u64 {
             return Ok(());

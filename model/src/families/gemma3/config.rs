@@ -76,6 +76,7 @@ impl Config {
             channels: 3,
             tile: Some(vision.image_size),
             counts_whole_videos: false,
+            positions: None,
         };
         input.check(checkpoint.image_processor.as_ref(), None)?;
         // transformers has saved this id under both names.

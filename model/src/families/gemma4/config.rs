@@ -89,10 +89,9 @@ impl Config {
             channels: 3,
             tile: None,
             counts_whole_videos: false,
+            positions: Some(("position_embedding_size", vision.positions)),
         };
-        let (images, videos) = (checkpoint.image_processor.as_ref(), checkpoint.video_processor.as_ref());
-        input.check(images, videos)?;
-        input.check_positions(("position_embedding_size", vision.positions), images, videos)?;
+        input.check(checkpoint.image_processor.as_ref(), checkpoint.video_processor.as_ref())?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

@@ -345,6 +345,7 @@ impl VisionConfig {
             channels: 3,
             tile,
             counts_whole_videos: false,
+            positions: None,
         };
         input.check(checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint).as_ref())
     }
