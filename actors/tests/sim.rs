@@ -24,10 +24,10 @@ use bursar_actors::{
     vision::{self, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
-use bursar_model::flow::{CacheGroup, CacheGroups, PictureHash, PrefixKeys};
+use bursar_model::flow::{CacheGroup, CacheGroups, DraftPositions, PictureHash, PrefixKeys};
 
 use cast::{
-    Chance, PATCHES_A_ROW, Request, STOP, chosen, content, drafter, drafts, has_draft_head, sampler, token_interval,
+    Chance, PATCHES_A_ROW, Request, STOP, chosen, content, draft_head, drafter, drafts, sampler, token_interval,
     weights, whole_picture_tokens,
 };
 use tiers::{HostMemory, HostRows};
@@ -258,7 +258,7 @@ impl World {
             // step is planned ahead.
             sampler: sampler(number),
             prompt_read: [].into(),
-            drafter: drafter(number, has_draft_head(self.seed)),
+            drafter: drafter(number, draft_head(self.seed).is_some()),
             prefix: PrefixKeys::default(),
             scheduling_params,
             group: None,
@@ -440,7 +440,7 @@ impl World {
         self.clock += Duration::from_micros(took);
         self.scheduler_step(Input::Now(self.clock));
         self.scheduler_step(Input::Took(took));
-        if has_draft_head(self.seed) {
+        if draft_head(self.seed).is_some() {
             let drafted = self.proposed(&plan, &tokens);
             self.scheduler_step(Input::Drafted(drafted));
         }

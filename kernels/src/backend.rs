@@ -202,6 +202,8 @@ pub trait Backend {
     fn add_rows(&self, call: calls::AddRows<'_>) -> Result<(), KernelError>;
     /// Finds the index of each row's largest element.
     fn argmax(&self, call: calls::Argmax<'_>) -> Result<(), KernelError>;
+    /// Finds, for each row, the token with the largest logit among the tokens of the row's best clusters.
+    fn clustered_argmax(&self, call: calls::ClusteredArgmax<'_>) -> Result<(), KernelError>;
     /// Chooses a token for each row of logits.
     fn sample(&self, call: calls::Sample<'_>) -> Result<(), KernelError>;
 }
@@ -241,6 +243,7 @@ macro_rules! each_operation {
             mean_rows: $crate::calls::MeanRows<'_>,
             add_rows: $crate::calls::AddRows<'_>,
             argmax: $crate::calls::Argmax<'_>,
+            clustered_argmax: $crate::calls::ClusteredArgmax<'_>,
             sample: $crate::calls::Sample<'_>,
         }
     };

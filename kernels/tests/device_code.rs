@@ -192,3 +192,10 @@ fn device_code_archives_are_embedded_and_stay_below_their_limit() {
     }
     assert!(bytes <= 11 << 18, "device code takes {bytes} bytes");
 }
+
+#[test]
+fn a_thread_block_holds_the_scores_of_every_allowed_cluster() {
+    let source = fs::read_to_string(folder().join("clustered_argmax.cu")).expect("the kernel's source");
+    let line = format!("constexpr uint32_t CLUSTERS_MAX = {};", bursar_kernels::ops::clustered_argmax::CLUSTERS_MAX);
+    assert!(source.contains(&line), "clustered_argmax.cu does not have `{line}`");
+}

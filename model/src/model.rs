@@ -288,7 +288,7 @@ impl Model {
         states: impl IntoIterator<Item = StateLayer>,
     ) -> Vec<LayerCache> {
         let (kv, mut states): (Vec<_>, _) = (kv.into_iter().collect(), states.into_iter());
-        let source = |layer| self.config.decoder().kv_source(layer);
+        let source = |layer| self.config.decoder().kv_source(layer).expect("each layer has keys and values");
         let cache = |layer| match self.cache_groups().location(source(layer)) {
             Some(KvLocation { group, segment, index }) => {
                 let heads = self.family.decoder().attention(layer);
@@ -297,7 +297,7 @@ impl Model {
             None => LayerCache::State(states.next().expect("states for each gated delta net")),
         };
         let decoder = self.config.decoder();
-        (0..decoder.layers + decoder.draft_layers()).map(cache).collect()
+        (0..decoder.layers + decoder.draft_cache_layers()).map(cache).collect()
     }
 
     /// Bytes of one row of the vision cache on `target`.
@@ -352,7 +352,7 @@ impl Model {
 
     /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, or only this rank's
     /// columns. On a GPU, there may be gaps between the rows. `score` receives the logits of the
-    /// scored rows, a few rows at a time. If `hidden` `[tokens, hidden]` is given, it receives the
+    /// scored rows, a few rows at a time. If `hidden` `[draft rows, draft width]` is given, it receives the
     /// rows that [`draft`](Self::draft) reads; see
     /// [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(

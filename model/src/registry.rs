@@ -17,8 +17,9 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
-        Files, ReleasedShape, Settings, VisionSettings, Weights, gemma3, gemma3_text, gemma4, gemma4_text,
-        gemma4_unified, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_5, qwen3_5_text, qwen3_vl,
+        Files, ReleasedShape, Settings, VisionSettings, Weights, draft_models, gemma3, gemma3_text, gemma4,
+        gemma4_text, gemma4_unified, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_5, qwen3_5_text,
+        qwen3_vl,
     },
     flow::{Grid, LayoutError, MediaGrid, PromptLayout, ResizedImage},
     nearest_names,
@@ -195,7 +196,7 @@ macro_rules! families {
                 $(if serves(checkpoint, <$folder::Config as Settings>::ARCHITECTURES)? {
                     let mut config = <$folder::Config as Settings>::read(checkpoint, read_text)?;
                     config.decoder_mut().limit_context(checkpoint.context_limit());
-                    select_draft_head(config.decoder_mut(), checkpoint)?;
+                    select_draft_head(config.decoder_mut(), checkpoint, draft_models::read)?;
                     return Ok(FamilyConfig::$name(config));
                 })*
                 Err(unknown(checkpoint).into())

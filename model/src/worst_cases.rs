@@ -255,8 +255,8 @@ fn run_choosing<B: Backend>(
                 SamplingFeatures::Greedy => LogitsOf::OwnRank,
                 SamplingFeatures::Everything => LogitsOf::AllRanks,
             };
-            let width = model.config().decoder().draft_width();
-            let take = || DraftMemory::take(scope, width, batch.token_count(), batch.logit_rows.len());
+            let decoder = model.config().decoder();
+            let take = || DraftMemory::take(scope, decoder, batch.token_count(), batch.logit_rows.len());
             let mut drafting = batch.drafts.is_some().then(take).transpose()?;
             let mut report_words = 0;
             {

@@ -148,6 +148,22 @@ fn replies_are_equal_with_the_drafts_of_an_eagle3_head() {
 }
 
 #[test]
+fn replies_are_equal_with_the_drafts_of_gemma_4s_assistants() {
+    let options = |name: &str| {
+        let head = ModelSource::folder(bursar_golden::path(name));
+        // Pictures are enlarged to up to 70 tokens, which must be in one step. Each cache group needs
+        // separate blocks.
+        let envelope = Envelope { step_tokens: 160, picture_patches: 630, launch_patches: 1300, ..small_envelope() };
+        let sizes = LoadOptions { envelope: Some(envelope), kv_tokens: Some(4096), ..by_head(name, 3) };
+        LoadOptions { draft_model: Some(head.into()), ..sizes }
+    };
+    let pictures = || ModelSource::folder(bursar_golden::path("gemma4"));
+    replies_are_equal(pictures, options("gemma4_assistant_vl"), of_few_tokens, -1.0);
+    let text = || ModelSource::folder(bursar_golden::path("gemma4_sharing"));
+    replies_to_text_are_equal(text, options("gemma4_assistant"), of_few_tokens, -1.0);
+}
+
+#[test]
 fn replies_are_equal_with_a_rounded_draft_projection() {
     let rounded = Some(DraftQuantization::Int4);
     let options = LoadOptions { draft_quantization: rounded, ..by_head("rounded drafts", 3) };
@@ -166,13 +182,24 @@ fn replies_are_equal_with_a_rounded_draft_projection() {
 /// Checks that a model gives the same replies with and without drafts. At least `least` drafts must
 /// be accepted.
 fn replies_are_equal(source: fn() -> ModelSource, options: LoadOptions, varied: fn(Chat) -> Chat, least: f64) {
+    let chats = greedy().into_iter().chain((0..8).map(sampled)).map(varied).collect();
+    replies_to_chats_are_equal(source, options, chats, least);
+}
+
+/// Like [`replies_are_equal`], with only the chats without pictures.
+fn replies_to_text_are_equal(source: fn() -> ModelSource, options: LoadOptions, varied: fn(Chat) -> Chat, least: f64) {
+    replies_to_chats_are_equal(source, options, greedy().into_iter().skip(2).map(varied).collect(), least);
+}
+
+fn replies_to_chats_are_equal(source: fn() -> ModelSource, options: LoadOptions, chats: Vec<Chat>, least: f64) {
     let name = &options.name.clone().expect("a name");
     let metrics_log = MetricsLog::open();
     story(async {
-        let with = Stage::of(source(), options).await;
-        let without = Stage::of(source(), plain("plain")).await;
+        let without =
+            LoadOptions { envelope: options.envelope.clone(), kv_tokens: options.kv_tokens, ..plain("plain") };
+        let with = Stage::of(source(), options.clone()).await;
+        let without = Stage::of(source(), without).await;
         let before = with.snapshot().await;
-        let chats: Vec<_> = greedy().into_iter().chain((0..8).map(sampled)).map(varied).collect();
         let expected = ask_all(&without, &chats).await;
         for round in ["first", "with prefix hits"] {
             for (found, expected) in ask_all(&with, &chats).await.iter().zip(&expected) {
@@ -490,7 +517,7 @@ fn memory_for_drafts_is_planned_from_vllms_flag() {
     assert!(output.contains(note) && output.contains(" of the weights and 512 B of each token's KV cache"), "{output}");
     for (config, expected) in [
         (r#"{"method": "mtp", "quantization": "fp8"}"#, "expected int4 or none"),
-        (r#"{"method": "ngram", "quantization": "int4"}"#, "because --draft-method is not mtp"),
+        (r#"{"method": "ngram", "quantization": "int4"}"#, "because int4 needs --draft-method mtp"),
         (r#"{"method": "eagle"}"#, "other draft models are not supported yet"),
         (r#"{"method": "eagle3"}"#, "to an EAGLE-3 head"),
         (r#"{"method": "eagle3", "model": "/nowhere"}"#, "/nowhere"),

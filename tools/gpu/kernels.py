@@ -18,11 +18,11 @@ import time
 import torch
 
 from device import driver
-from operations import argmax, decode, e4m3, int4, mixture, packed, patchify, position_grid, prefill, sampling, small, states
+from operations import argmax, clusters, decode, e4m3, int4, mixture, packed, patchify, position_grid, prefill, sampling, small, states
 from table import Table
 
 PARTS = {"attention": [prefill, packed], "decode": [decode], "small": [small], "patchify": [patchify, position_grid],
-         "sampling": [argmax, sampling], "mixture": [mixture], "e4m3": [e4m3], "int4": [int4], "states": [states]}  # fmt: skip
+         "sampling": [argmax, clusters, sampling], "mixture": [mixture], "e4m3": [e4m3], "int4": [int4], "states": [states]}  # fmt: skip
 
 
 def main():

@@ -76,7 +76,7 @@ pub struct LoadOptions {
     /// How tokens are drafted, if [`draft_tokens`](Limits::draft_tokens) is set. Default: prompt
     /// lookup.
     pub draft_source: DraftSource,
-    /// The EAGLE-3 head from which [`DraftSource::DraftHead`] drafts, in a separate checkpoint.
+    /// A separate checkpoint that [`DraftSource::DraftHead`] uses: an EAGLE-3 head or a Gemma 4 assistant.
     /// Default: `None`, for the draft head in the model's checkpoint.
     pub draft_model: Option<CheckpointOrigin>,
     /// Format of the output projection that a draft head in the model's checkpoint uses. Default: 4-bit integers on a GPU,

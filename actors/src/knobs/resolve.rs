@@ -15,8 +15,8 @@ use super::{
 /// Default number of draft tokens per sequence and step for prompt lookup.
 const DRAFT_TOKENS: usize = 4;
 
-/// Like `DRAFT_TOKENS`, for an EAGLE-3 head.
-const EAGLE3_TOKENS: usize = 3;
+/// Default number of draft tokens per sequence and step for a separate draft model.
+const DRAFT_MODEL_TOKENS: usize = 3;
 
 impl Knobs {
     /// Reads settings by any known name. Values are as in JSON, or text as typed by a user.
@@ -111,10 +111,8 @@ impl Knobs {
         {
             return Err(KnobError::value(name, &size.into(), expected));
         }
-        if let (Some(name), Some(DraftMethod::Mtp | DraftMethod::Ngram | DraftMethod::None)) =
-            (&self.draft_model, self.draft_method)
-        {
-            let expected = "no value, because `draft_method` is not eagle3";
+        if let (Some(name), Some(DraftMethod::Ngram | DraftMethod::None)) = (&self.draft_model, self.draft_method) {
+            let expected = "no value, because `draft_method` is neither eagle3 nor mtp";
             return Err(KnobError::value("draft_model", &name.as_str().into(), expected));
         }
         match self.ngram_sizes() {
@@ -169,8 +167,8 @@ impl Knobs {
             draft_tokens: match self.draft_method() {
                 Some(DraftMethod::None) => Some(0),
                 Some(DraftMethod::Ngram) => self.draft_tokens.or(Some(DRAFT_TOKENS)),
-                Some(DraftMethod::Mtp) => self.draft_tokens.or(Some(1)),
-                Some(DraftMethod::Eagle3) => self.draft_tokens.or(Some(EAGLE3_TOKENS)),
+                Some(DraftMethod::Mtp) if self.draft_model.is_none() => self.draft_tokens.or(Some(1)),
+                Some(DraftMethod::Mtp | DraftMethod::Eagle3) => self.draft_tokens.or(Some(DRAFT_MODEL_TOKENS)),
                 None => self.draft_tokens.or(limits.draft_tokens),
             },
             picture_pixels: self.picture_pixels.or(limits.picture_pixels),
@@ -238,7 +236,7 @@ impl Knobs {
         }
         let reads_own_projection = options.draft_source == DraftSource::DraftHead && options.draft_model.is_none();
         if self.draft_quantization == Some(DraftQuantization::Int4) && !reads_own_projection {
-            let expected = "no value, because `draft_method` is not mtp";
+            let expected = "no value, because int4 needs `draft_method` mtp without `draft_model`";
             return Err(KnobError::value("draft_quantization", &"int4".into(), expected));
         }
         options.draft_quantization = self.draft_quantization.or(options.draft_quantization);

@@ -332,13 +332,13 @@ knobs! {
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
     /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps. Gemma 3 with pictures and Gemma 4 12B, 26B-A4B and 31B need at least the number of sequences plus the tokens of the largest picture; the default is raised accordingly.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
-    /// Maximum number of draft tokens per sequence and step. A step verifies them together with the next token, and drafts do not change replies, except for rounding. All sequences share 64 draft tokens per step, so there are no drafts if more than 64 sequences decode. Bursar drafts fewer tokens if that is faster. 0 disables drafts. The default depends on draft_method: 4 for ngram, 1 for mtp, 3 for eagle3, otherwise 0.
+    /// Maximum number of draft tokens per sequence and step. A step verifies them together with the next token, and drafts do not change replies, except for rounding. All sequences share 64 draft tokens per step, so there are no drafts if more than 64 sequences decode. Bursar drafts fewer tokens if that is faster. 0 disables drafts. The default depends on draft_method: 4 for ngram, 3 with a draft_model, 1 for mtp without one, otherwise 0.
     draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];
-    /// How tokens are drafted: ngram (prompt lookup) finds an earlier occurrence of the sequence's last tokens and drafts the tokens that followed it. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). eagle3 uses the EAGLE-3 head that draft_model names. none disables drafts.
+    /// How tokens are drafted: ngram (prompt lookup) finds an earlier occurrence of the sequence's last tokens and drafts the tokens that followed it. It helps replies that quote their prompt. mtp (multi-token prediction) uses the draft head of Qwen3.5 and later, or the Gemma 4 assistant that draft_model names. eagle3 uses the EAGLE-3 head that draft_model names. If draft_model is set, mtp and eagle3 mean the same, because the draft model's config.json names its kind. none disables drafts.
     draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
-    /// EAGLE-3 head for draft_method eagle3: a folder, or a model on the Hugging Face hub (org/name or org/name@revision). It must have been trained for this model. Setting draft_model without draft_method selects eagle3.
+    /// EAGLE-3 head or Gemma 4 assistant (gemma-4-E4B-it-assistant, for example): a folder, or a model on the Hugging Face hub (org/name or org/name@revision). It must have been trained for the model that is served. If draft_method is not set, setting draft_model enables drafting.
     draft_model: String, Kind::Name, [Vllm spec_model, Sglang speculative_draft_model_path, LightLlm mtp_draft_model_dir];
-    /// Format of the output projection that the draft head of draft_method mtp uses. int4 is a second copy, rounded to 4-bit integers: drafting is faster, a few more drafts are rejected, and the copy takes memory. none is the model's own output projection. Replies change only by rounding. Default int4 on a GPU that supports the shape, otherwise none.
+    /// Format of the output projection that the draft head in the model's own checkpoint uses. int4 is a second copy, rounded to 4-bit integers: drafting is faster, a few more drafts are rejected, and the copy takes memory. none is the model's own output projection. Replies change only by rounding. Default int4 on a GPU that supports the shape, otherwise none.
     draft_quantization: DraftQuantization, Kind::DraftFormat, [Sglang speculative_draft_model_quantization];
     /// Always drafts as many tokens as the limits allow, for benchmarks. By default the number adapts: for each batch size, Bursar uses the number of drafts that has recently given the most tokens per second. Default false.
     draft_fixed: bool, Kind::Switch, [];
@@ -423,7 +423,8 @@ pub enum DraftMethod {
     None,
     /// Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens.
     Ngram,
-    /// The draft head of the model (multi-token prediction).
+    /// The draft head of the model (multi-token prediction), or the Gemma 4 assistant that
+    /// `draft_model` names.
     Mtp,
     /// An EAGLE-3 head in a checkpoint of its own.
     Eagle3,

@@ -18,7 +18,7 @@ use bursar_actors::{
 };
 use bursar_model::{
     demo,
-    flow::{ContentSpan, PictureHash},
+    flow::{ContentSpan, DraftPositions, PictureHash},
     sampling::{GrammarCompiler, OutputFormat, Sampler, SamplingParams},
     text::Tokenizer,
 };
@@ -75,9 +75,10 @@ pub fn drafter(number: u64, has_draft_head: bool) -> Drafter {
     Drafter::PromptLookup(PromptLookup::new(sizes, 256))
 }
 
-/// Whether the model has a draft head. Half of the seeds with drafts have one.
-pub fn has_draft_head(seed: u64) -> bool {
-    seed % 6 == 2
+/// The positions of the draft head's drafts. Half of the seeds with drafts have a draft head.
+pub fn draft_head(seed: u64) -> Option<DraftPositions> {
+    let positions = if seed.is_multiple_of(4) { DraftPositions::Constant } else { DraftPositions::Advancing };
+    (seed % 6 == 2).then_some(positions)
 }
 
 /// Maximum number of drafted tokens per sequence and step. Two of three seeds have no drafts.

@@ -24,7 +24,7 @@ use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource, DraftProjection},
     flow::{BlockTable, CacheFormat, CacheGroups, NextToken, SequencePart, StateSlots, StepBatch, StepFormat, Token},
-    registry::random_checkpoint,
+    registry::{FamilyConfig, random_checkpoint},
     sampling::{Sampler, SamplingParams, SamplingShape},
 };
 

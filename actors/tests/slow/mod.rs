@@ -178,5 +178,6 @@ impl Backend for Slow {
         mean_rows: calls::MeanRows<'_>,
         add_rows: calls::AddRows<'_>,
         argmax: calls::Argmax<'_>,
+        clustered_argmax: calls::ClusteredArgmax<'_>,
     }
 }

@@ -14,7 +14,7 @@ pub fn scheduler(limits: Limits, groups: &CacheGroups, looks_ahead: bool, seed: 
         .with_groups(groups.clone())
         .with_token_interval(token_interval(seed).filter(|_| seed.is_multiple_of(2)));
     let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
-    let scheduler = scheduler.with_draft_head(has_draft_head(seed)).with_whole_pictures(whole_picture_tokens(seed));
+    let scheduler = scheduler.with_draft_head(draft_head(seed)).with_whole_pictures(whole_picture_tokens(seed));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
 }
 
@@ -47,13 +47,15 @@ impl World {
     }
 
     /// The drafts of a draft head after these tokens. Three of four drafts are the tokens that the
-    /// model chooses. Checks that there are blocks for all drafts.
+    /// model chooses. Checks that there are blocks for all cached drafts.
     pub fn proposed(&mut self, plan: &StepPlan, accepted: &[Vec<Option<u32>>]) -> Vec<Vec<u32>> {
         assert!(plan.batch.drafts.is_some(), "each step runs the draft head");
+        let seed = self.seed;
         let mut of_sequence = |(rows, tokens): (&ChosenRows, &Vec<Option<u32>>)| {
             let number = self.of_sequence(rows.sequence).expect("a request asked for the sequence").number;
             let further = rows.further.as_ref().map_or(0, |further| {
-                let last = further.index + rows.drafts.len() + further.count;
+                let slots = if draft_head(seed) == Some(DraftPositions::Advancing) { further.count } else { 0 };
+                let last = further.index + rows.drafts.len() + slots;
                 let blocks = further.tables.iter().map(|table| table.end()).min().expect("a cache group");
                 assert!(blocks * BLOCK_TOKENS >= last, "{blocks} blocks for {last} tokens");
                 further.count

@@ -150,12 +150,7 @@ struct Sort {
     // The sum of `own` over this thread and the threads before it.
     __device__ __forceinline__ uint32_t sum_until(uint32_t own) {
         const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-        uint32_t sum = own;
-#pragma unroll
-        for (uint32_t distance = 1; distance < LANES; distance *= 2) {
-            const uint32_t more = __shfl_up_sync(EVERY_LANE, sum, distance);
-            sum += lane >= distance ? more : 0;
-        }
+        uint32_t sum = warp_running_sum(own);
         if (lane == LANES - 1) {
             sums[warp] = sum;
         }

@@ -31,6 +31,6 @@ pub use {
     ranks::{AllGather, AllReduce, AllReduceRmsNorm, BestOfRanks},
     rows::{AddRows, Embed, FillRandom, GatherRows, MeanRows, ScatterRows},
     states::{CausalConv, GatedDelta, GatedRmsNorm, NO_STATE, SNAPSHOTS, SigmoidMul, StateSequences},
-    tokens::{Argmax, NO_CHOICE, Sample},
+    tokens::{Argmax, CLUSTERS_MAX, ClusteredArgmax, NO_CHOICE, Sample},
     vision::{CHANNELS, LAYOUT_NUMBERS, LEVEL_NUMBERS, PatchSize, Patchify, PositionGrid},
 };

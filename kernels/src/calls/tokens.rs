@@ -18,6 +18,29 @@ pub struct Argmax<'a> {
     pub out: Tensor<'a>,
 }
 
+/// Maximum number of clusters of a vocabulary, whose scores a thread block holds in registers.
+pub const CLUSTERS_MAX: usize = 4096;
+
+/// Computes `out[i]`: of the tokens in the best clusters of row `i`, the token whose row of `table` has
+/// the largest dot product with row `i` of `x`. Of equal products, the smallest token wins. NaN products
+/// are ignored. If all are NaN, the result is [`NO_CHOICE`].
+#[non_exhaustive]
+pub struct ClusteredArgmax<'a> {
+    /// `[rows, width]` activations.
+    pub x: Tensor<'a>,
+    /// `[vocabulary, width]` in the target's type of weights, contiguous. Padding rows may follow.
+    pub table: Tensor<'a>,
+    /// `[rows, clusters]` f32: a score of each cluster, of which there are at most [`CLUSTERS_MAX`].
+    pub scores: Tensor<'a>,
+    /// `[vocabulary]` u32, contiguous: the tokens of the first cluster, then of the second, and so on.
+    pub tokens: Tensor<'a>,
+    /// From 1 to the number of clusters. A cluster is one of a row's best if its score is at least the
+    /// row's `top`-th largest score. NaN is below every number.
+    pub top: usize,
+    /// `[rows]` u32: tokens, or [`NO_CHOICE`].
+    pub out: Tensor<'a>,
+}
+
 /// Computes `chosen[i]` for each row by [`choose`](crate::sampling::choose), or [`NO_CHOICE`],
 /// and writes the report.
 #[non_exhaustive]

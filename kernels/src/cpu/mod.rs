@@ -13,6 +13,7 @@ mod block_avx2;
 mod block_dot;
 mod block_products;
 mod clamp;
+mod clustered_argmax;
 mod copy_blocks;
 mod embed;
 mod experts;
@@ -147,6 +148,7 @@ impl Backend for Cpu {
         mean_rows: calls::MeanRows<'_> => mean_rows::mean_rows,
         add_rows: calls::AddRows<'_> => add_rows::add_rows,
         argmax: calls::Argmax<'_> => argmax::argmax,
+        clustered_argmax: calls::ClusteredArgmax<'_> => clustered_argmax::clustered_argmax,
         sample: calls::Sample<'_> => sample::sample,
     }
 }

@@ -216,6 +216,10 @@ impl Backend for Cuda {
         elementwise::argmax(self, call)
     }
 
+    fn clustered_argmax(&self, call: calls::ClusteredArgmax<'_>) -> Result<(), KernelError> {
+        elementwise::clustered_argmax(self, call)
+    }
+
     fn sample(&self, call: calls::Sample<'_>) -> Result<(), KernelError> {
         sample::sample(self, call)
     }

@@ -305,10 +305,38 @@ pub(super) fn add_rows(cuda: &Cuda, call: calls::AddRows<'_>) -> Result<(), Kern
 pub(super) fn argmax(cuda: &Cuda, call: calls::Argmax<'_>) -> Result<(), KernelError> {
     let is_f32 = call.x.dtype() == DType::F32;
     let kernel = if is_f32 { cuda.entry_points().argmax_f32 } else { cuda.entry_points().argmax };
-    // In Hopper's machine code, a cluster of thread blocks shares a row.
-    let blocks = if cuda.kernels.functions.is_machine_code() { argmax_numbers::CLUSTER } else { 1 };
     let ids = call.ids.as_ref().map_or(Address(0), Tensor::address);
     let arguments = arguments![call.x.address(), columns(&call.x), pitch(&call.x), ids, call.out.address()];
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
-    unsafe { cuda.launch(kernel, Extent::line(call.x.rows() * blocks, argmax_numbers::THREADS), arguments) }
+    unsafe { cuda.launch(kernel, argmax_extent(cuda, call.x.rows()), arguments) }
+}
+
+pub(super) fn clustered_argmax(cuda: &Cuda, call: calls::ClusteredArgmax<'_>) -> Result<(), KernelError> {
+    let (scores, tokens) = (&call.scores, &call.tokens);
+    // The kernel has a u32 for each cluster that it selects in dynamic shared memory.
+    let extent = Extent { shared: DType::U32.bytes(scores.columns()).as_usize(), ..argmax_extent(cuda, call.x.rows()) };
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        columns(&call.x),
+        call.table.address(),
+        count(call.table.rows()),
+        scores.address(),
+        pitch(scores),
+        columns(scores),
+        count(call.top),
+        tokens.address(),
+        count(tokens.rows() / scores.columns()),
+        call.out.address(),
+    ];
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes and
+    // the number of clusters. The kernel skips tokens outside the table.
+    unsafe { cuda.launch(cuda.entry_points().clustered_argmax, extent, arguments) }
+}
+
+/// The extent of a kernel that finds the largest value of each row. In Hopper's machine code, a cluster
+/// of thread blocks shares a row.
+fn argmax_extent(cuda: &Cuda, rows: usize) -> Extent {
+    let blocks = if cuda.kernels.functions.is_machine_code() { argmax_numbers::CLUSTER } else { 1 };
+    Extent::line(rows * blocks, argmax_numbers::THREADS)
 }

@@ -15,6 +15,7 @@ pub mod best_of_ranks;
 pub mod causal_conv;
 mod check;
 pub mod clamp;
+pub mod clustered_argmax;
 pub mod copy_blocks;
 pub mod embed;
 pub mod fill_random;

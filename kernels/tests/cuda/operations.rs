@@ -143,7 +143,11 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
     // Half a unit in the last place, for numbers between 1 and 2.
     let rounding = if activation == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
     match pass {
-        Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } | Pass::Argmax { .. } => 0.0,
+        Pass::Embed { .. }
+        | Pass::GatherRows { .. }
+        | Pass::ScatterRows { .. }
+        | Pass::Argmax { .. }
+        | Pass::Clustered(_) => 0.0,
         // Ids must be equal. Log-probabilities are f32.
         Pass::Sample { .. } => 2e-6,
         Pass::Paged { .. } | Pass::PagedFp8 { .. } | Pass::PagedPictures(_) => 2.0 * rounding,

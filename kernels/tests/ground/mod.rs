@@ -4,6 +4,7 @@
 
 mod asked;
 mod blocks;
+mod clustered;
 mod fp8;
 mod gpu;
 mod int4;
@@ -27,6 +28,7 @@ use half::{bf16, f16};
 pub use asked::Batch;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use blocks::{Blocks, copy_to_host_and_back, rows_go_and_come_back, states_go_and_come_back};
+pub use clustered::Clustered;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use fp8::{Fp8, Product, Scaled};
 #[allow(unused_imports, reason = "no story uses all of it")]

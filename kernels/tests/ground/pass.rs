@@ -13,7 +13,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    Batch, Fp8, Mixed, PagedData, Random, RotaryKv, Routed, Step, Variant, attend, narrowed,
+    Batch, Clustered, Fp8, Mixed, PagedData, Random, RotaryKv, Routed, Step, Variant, attend, narrowed,
     paged::{PagedPictures, masked},
     pixels::PixelData,
     rounded,
@@ -58,6 +58,7 @@ pub enum Pass {
     ScatterRows { rows: usize, columns: usize, chosen: usize },
     AddRows { rows: usize, places: usize, columns: usize, chosen: usize },
     Argmax { rows: usize, columns: usize, has_ids: bool },
+    Clustered(Clustered),
     Sample { rows: usize, vocabulary: usize },
 }
 
@@ -139,9 +140,8 @@ pub fn passes() -> Vec<Pass> {
     for axes in [PairAxes::Sections(vec![8, 11, 5]), PairAxes::Interleaved(7, 5)] {
         passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, axes });
     }
-    passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
-    passes.push(Pass::Packed { heads: 2, head_dim: 72, lengths: vec![200, 64, 113, 1] });
-    passes.push(Pass::Packed { heads: 1, head_dim: 72, lengths: vec![64, 40, 0, 64] });
+    let packed = [(3, 32, vec![300, 211]), (2, 72, vec![200, 64, 113, 1]), (1, 72, vec![64, 40, 0, 64])];
+    passes.extend(packed.map(|(heads, head_dim, lengths)| Pass::Packed { heads, head_dim, lengths }));
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)], window: None });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3], window: None });
     // Only decoding. For these numbers of sequences, a GPU uses blocks of eight, four, two and one
@@ -164,21 +164,20 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Patchify { pictures, side: 3, frames: 5, patches: 23 });
     passes.push(Pass::Patchify { pictures: vec![(2, 3, 1)], side: 1, frames: 1, patches: 7 });
     passes.push(Pass::Patchify { pictures: vec![], side: 16, frames: 2, patches: 0 });
-    passes.push(Pass::SiluMul { rows: 13, features: 41 });
-    passes.push(Pass::SiluMul { rows: 301, features: 523 });
+    passes.extend([(13, 41), (301, 523)].map(|(rows, features)| Pass::SiluMul { rows, features }));
     for kind in [Gelu::Erf, Gelu::Tanh, Gelu::Quick] {
         for (rows, features) in [(13, 41), (101, 523), (3, 4304)] {
             passes.push(Pass::Gelu { rows, features, kind });
         }
     }
-    passes.push(Pass::GatherRows { rows: 29, columns: 37, chosen: 61 });
-    passes.push(Pass::GatherRows { rows: 29, columns: 2053, chosen: 67 });
+    passes.extend([(37, 61), (2053, 67)].map(|(columns, chosen)| Pass::GatherRows { rows: 29, columns, chosen }));
     passes.push(Pass::ScatterRows { rows: 29, columns: 37, chosen: 11 });
     passes.push(Pass::ScatterRows { rows: 83, columns: 2053, chosen: 71 });
     for (rows, places, columns, chosen) in [(29, 53, 37, 11), (7, 83, 2053, 71), (31, 40, 2568, 40), (5, 3, 8, 0)] {
         passes.push(Pass::AddRows { rows, places, columns, chosen });
     }
     passes.extend([false, true].map(|has_ids| Pass::Argmax { rows: 17, columns: 1009, has_ids }));
+    passes.extend(Clustered::cases().into_iter().map(Pass::Clustered));
     // More rows than a GPU processes at a time, and a vocabulary of many slices.
     for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
         passes.push(Pass::Sample { rows, vocabulary });
@@ -360,6 +359,7 @@ impl Pass {
                 }
                 Ok(scope.download::<u32>(&chosen)?.into_iter().map(|id| id as f32).collect())
             }
+            Pass::Clustered(clustered) => clustered.run(scope, &mut random),
             Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).run(scope),
         }
     }
@@ -551,6 +551,7 @@ impl Pass {
                 let chosen = |column: usize| if has_ids { f64::from(ids[column]) } else { column as f64 };
                 (0..rows).map(|row| chosen(largest(x.row(row)))).collect()
             }
+            Pass::Clustered(clustered) => clustered.expected(activation, &mut random),
             Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).expected(),
         }
     }

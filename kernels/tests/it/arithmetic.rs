@@ -14,7 +14,7 @@ use crate::ground::{self, Pass, Product, Random, Variant, assert_close, compute,
 fn tolerance(pass: &Pass) -> f64 {
     match pass {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
-        Pass::Argmax { .. } => 0.0,
+        Pass::Argmax { .. } | Pass::Clustered(_) => 0.0,
         Pass::Linear { in_features, .. } => (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
         Pass::Fp8(fp8) => match fp8.product {
             Product::Quantize => 0.0,

@@ -8,6 +8,7 @@ use bursar_kernels::{
         argmax::NO_CHOICE,
         attention_packed::PackedSequences,
         attention_paged::PagedSequences,
+        clustered_argmax::TokenClusters,
         gelu::Gelu,
         patchify::{PatchSize, Pixels},
         rms_norm::RmsNorm,
@@ -248,6 +249,11 @@ fn mismatched_shapes_and_types_are_refused_with_an_explanation() {
         text(|scope| {
             scope.argmax_ids_into(&scope.empty([2, 3])?, &scope.upload([2], &indices[..2])?, &mut scope.empty_u32([2])?)
         }),
+        text(|scope| clustered(scope, [2, 3], [8, 4], [2, 4], 1)),
+        text(|scope| clustered(scope, [2, 3], [8, 3], [3, 4], 1)),
+        text(|scope| clustered(scope, [2, 3], [8, 3], [2, 4097], 1)),
+        text(|scope| clustered(scope, [2, 3], [8, 3], [2, 4], 5)),
+        text(|scope| clustered(scope, [2, 3], [8, 3], [2, 3], 1)),
         text(|scope| scope.copy_rows_into(&scope.empty([2, 3])?, &mut scope.empty([3, 3])?)),
         text(|scope| sample(scope, &scope.upload([12], &indices)?, [30, 1, 42])),
         text(|scope| sample(scope, &scope.empty([1, 8])?, [30, 1, 42])),
@@ -312,6 +318,11 @@ argmax: x is [2, 0]; expected at least one column
 argmax: out is [12]; expected [2]
 argmax: out holds f32; expected u32 indices
 argmax: ids is [2]; expected [3]
+clustered_argmax: table is [8, 4]; expected as many columns as x
+clustered_argmax: scores is [3, 4]; expected as many rows as x
+clustered_argmax: scores is [2, 4097]; expected 1 to 4096 clusters
+clustered_argmax: scores is [2, 4]; expected a `top` from 1 to the number of clusters
+clustered_argmax: tokens is [8]; expected a positive multiple of the columns of scores
 copy_rows: out is [3, 3]; expected [2, 3]
 sample: logits holds u32; expected f32
 sample: logits is [1, 8]; expected [1, 7]
@@ -324,6 +335,20 @@ download: source holds f32; expected the host's type
 download_later: source is [2, 3]; expected contiguous rows
 download_later: source holds f32; expected the host's type"
     );
+}
+
+/// Runs `clustered_argmax_into` with tensors of these shapes.
+fn clustered<B: Backend>(
+    scope: &Scope<'_, B>,
+    x: [usize; 2],
+    table: [usize; 2],
+    scores: [usize; 2],
+    top: usize,
+) -> Result<(), KernelError> {
+    let (x, table, scores) = (scope.empty(x)?, scope.empty(table)?, scope.empty_f32(scores)?);
+    let tokens = scope.upload([table.rows()], &(0..table.rows() as u32).collect::<Vec<_>>())?;
+    let clusters = TokenClusters { scores: &scores, tokens: &tokens, top };
+    scope.clustered_argmax_into(&x, &(&table).into(), clusters, &mut scope.empty_u32([x.rows()])?)
 }
 
 /// The message of the assertion that `pass` fails on the CPU.

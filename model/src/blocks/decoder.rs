@@ -5,21 +5,18 @@ mod logits;
 use bursar_budgets::Bytes;
 use bursar_kernels::{
     Activations, Backend, DType, KernelError, KvShape, RankShard, Scope, StateDtype, StateShape, Tensor, Weight,
-    ops::{
-        rms_norm::RmsNorm,
-        rotary::{PairAxes, Rope},
-    },
+    ops::rms_norm::RmsNorm,
 };
 
 use super::{
     decoder_config::{DecoderConfig, DraftHeadConfig},
     decoder_share::{DecoderShare, KvHeads},
-    draft_head::{self, DraftColumns, DraftHead, DraftLogits, DraftRows, LayerInputs},
+    draft_head::{self, DraftColumns, DraftHead, DraftLogits, DraftResults, DraftRows, LayerInputs},
     layer::{Layer, LayerPass, Stream},
     layer_cache::LayerCache,
     mixture::MixtureConfig,
     per_layer_embeddings::PerLayerEmbeddings,
-    rope_scaling::RopeScaling,
+    ropes::Ropes,
     step_inputs::StepInputs,
     vision::EmbeddingLayout,
 };
@@ -38,7 +35,7 @@ impl DecoderConfig {
     ) -> (Option<Tensor<'static>>, impl Iterator<Item = Tensor<'static>> + use<>) {
         let of_head = match self.draft_head {
             Some(DraftHeadConfig::Mtp { layers, .. }) => layers,
-            Some(DraftHeadConfig::Eagle3(_)) | None => 0,
+            Some(DraftHeadConfig::Eagle3(_) | DraftHeadConfig::Assistant(_)) | None => 0,
         };
         let layers = |mixture: &MixtureConfig| (0..self.layers + of_head).filter(|layer| mixture.is_in(*layer)).count();
         let claimed = self.mixture.as_ref().map(|mixture| map.counters(layers(mixture), mixture.experts));
@@ -59,8 +56,7 @@ pub struct Decoder {
     loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
     projection: Option<Weight<'static>>, // [padded own tokens, hidden]; `None` if tied
-    rope: Rope<'static>,
-    local_rope: Option<Rope<'static>>, // of the layers in `DecoderConfig::local_rope`
+    ropes: Ropes,
     draft_head: Option<DraftHead>,
     /// A copy of the output projection in 4-bit integers, which only a draft head of the model's own
     /// checkpoint uses.
@@ -125,17 +121,9 @@ impl Decoder {
         } else {
             Some(map.vocabulary(head, tokens, rows, config.hidden)?)
         };
-        let mut rope = |(theta, scaling): (f64, &RopeScaling), rotary_dim: usize, axes: PairAxes| Rope {
-            frequencies: map.constant(&scaling.frequencies(theta, rotary_dim)),
-            axes,
-        };
-        let usual = (config.rotary_dim, config.rope_axes.clone());
-        let full = config.full_attention.map(|full| (full.head_dim, PairAxes::Sections(vec![full.head_dim / 2])));
-        let (full_dim, full_axes) = full.unwrap_or_else(|| usual.clone());
-        let local_rope = config.local_rope.as_ref().map(|local| rope((local.theta, &local.scaling), usual.0, usual.1));
-        let rope = rope((config.rope_theta, &config.rope_scaling), full_dim, full_axes);
+        let ropes = Ropes::claim(&config, map);
         let bytes_before = map.used();
-        let draft_head = DraftHead::claim(&config, &share, map, &mut of_layers)?;
+        let draft_head = DraftHead::claim(&config, &share, prefix, map, &mut of_layers)?;
         let projection_name = if config.tied_embeddings { &embedding_name } else { head };
         let draft_projection = if let Some(DraftHead::Mtp(_)) = &draft_head {
             map.draft_projection(projection_name, tokens, rows, config.hidden)?
@@ -145,7 +133,7 @@ impl Decoder {
             }
             None
         };
-        if !matches!(draft_head, Some(DraftHead::Eagle3(_))) {
+        if !matches!(draft_head, Some(DraftHead::Eagle3(_) | DraftHead::Assistant(_))) {
             map.leave_unread(DRAFT_MODEL);
         }
         let (groups, format) = (config.cache_groups(), config.step_format());
@@ -160,8 +148,7 @@ impl Decoder {
             loads,
             norm,
             projection,
-            rope,
-            local_rope,
+            ropes,
             draft_head,
             draft_projection,
             draft_bytes: map.used().saturating_sub(bytes_before),
@@ -180,8 +167,7 @@ impl Decoder {
         inputs: &'a StepInputs<'a>,
         embeddings: Option<&'a Tensor<'a>>,
     ) -> LayerPass<'a> {
-        let rope = self.local_rope.as_ref().filter(|_| self.config.has_local_rope(layer)).unwrap_or(&self.rope);
-        LayerPass { config: &self.config, rope, inputs, embeddings }
+        LayerPass { config: &self.config, rope: self.ropes.of(&self.config, layer), inputs, embeddings }
     }
 
     /// This rank's shard of the decoder.
@@ -234,8 +220,9 @@ impl Decoder {
     /// the scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time: the logits
     /// of a whole prompt would take gigabytes.
     ///
-    /// If `hidden` `[tokens, draft width]` is given, it receives the rows that the draft head reads.
-    /// Qwen3.5's head reads all rows after the final norm, so the last layer then runs on all rows.
+    /// If `hidden` `[draft rows, draft width]` is given, it receives the rows that the draft head reads;
+    /// see [`DraftMemory::hidden`](super::draft_head::DraftMemory::hidden). Qwen3.5's head reads all
+    /// rows after the final norm, so the last layer then runs on all rows.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -251,6 +238,7 @@ impl Decoder {
         layout.pack(batch, &mut words);
         let step_arrays = inner.upload([layout.words()], &words)?;
         let inputs = StepInputs::over(&step_arrays, &layout);
+        let hidden = hidden.map(|hidden| (hidden, layout.logit_rows));
         let (chosen, norm) = self.chosen(&inner, &inputs, caches, hidden)?; // [logit_rows + score_rows, hidden]
         let logits = self.project(self.head(), &inner, &chosen.row_range(0..layout.logit_rows), norm, of, logits)?;
         for first in (layout.logit_rows..chosen.rows()).step_by(SCORE_ROWS) {
@@ -279,11 +267,12 @@ impl Decoder {
         layout: &StepLayout,
         caches: &StepCaches<'_>,
         of: LogitsOf,
-        hidden: Option<&mut Tensor<'_>>, // [tokens, draft width]
+        hidden: Option<&mut Tensor<'_>>, // [draft rows, draft width]
     ) -> Result<Tensor<'s>, KernelError> {
         let logits = self.empty_logits(scope, layout.logit_rows, of)?;
         let inner = scope.scope();
         let inputs = StepInputs::over(step_arrays, layout);
+        let hidden = hidden.map(|hidden| (hidden, layout.logit_rows));
         let (chosen, norm) = self.chosen(&inner, &inputs, caches, hidden)?;
         self.project(self.head(), &inner, &chosen, norm, of, logits)
     }
@@ -293,9 +282,8 @@ impl Decoder {
     /// step, the logits of the token after the chosen token. `caches.previous` has the tokens that
     /// the step chose, and `caches.layers` has the caches of all layers.
     ///
-    /// For a further draft, `batch` has one row per sequence, at the position and cache slot of the
-    /// token that the previous draft pass took as input, and `caches.previous` has the drafted
-    /// tokens.
+    /// For a further draft, `batch` ([`FurtherDrafts::batch`](crate::flow::FurtherDrafts::batch)) has one
+    /// row per sequence, and `caches.previous` has the drafted tokens.
     ///
     /// # Panics
     /// If the decoder has no draft head, or the batch has no inputs for it.
@@ -308,11 +296,12 @@ impl Decoder {
         rows: DraftRows<'_, '_>,
     ) -> Result<DraftLogits<'s>, KernelError> {
         let logits = self.empty_draft_logits(scope, batch.logit_rows.len(), of)?;
-        let mut batch = batch.draft_pass();
-        if let DraftHead::Eagle3(_) = self.draft_head() {
+        let batch = match self.draft_head() {
+            DraftHead::Mtp(_) => batch.draft_pass(),
             // The head reads no pictures, see `draft_into`.
-            (batch.picture_rows, batch.picture_cache_rows) = (Vec::new(), Vec::new());
-        }
+            DraftHead::Eagle3(_) => batch.draft_pass().without_pictures(),
+            DraftHead::Assistant(_) => batch.draft_pass_of_logit_rows(),
+        };
         let inner = scope.scope();
         let (layout, mut words) = (StepLayout::of(&batch, self.config.draft_format()), Vec::new());
         layout.pack(&batch, &mut words);
@@ -344,17 +333,20 @@ impl Decoder {
         self.draft_head.as_ref().expect("the model was loaded with its draft head")
     }
 
-    /// Allocates the logits of `rows` drafts, including padding columns.
+    /// Allocates the results of a pass of the draft head with `rows` drafts. Logits include padding
+    /// columns.
     fn empty_draft_logits<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         rows: usize,
         of: LogitsOf,
-    ) -> Result<Tensor<'s>, KernelError> {
-        match self.draft_head() {
-            DraftHead::Mtp(_) => self.empty_logits(scope, rows, of),
-            DraftHead::Eagle3(head) => head.empty_logits(scope, rows),
-        }
+    ) -> Result<DraftResults<'s>, KernelError> {
+        let logits = match self.draft_head() {
+            DraftHead::Mtp(_) => self.empty_logits(scope, rows, of)?,
+            DraftHead::Eagle3(head) => head.empty_logits(scope, rows)?,
+            DraftHead::Assistant(head) => return head.empty_results(scope, rows),
+        };
+        Ok(DraftResults { logits, normed: None })
     }
 
     /// Runs the draft head and writes the logits of the logit rows to `logits`.
@@ -365,12 +357,19 @@ impl Decoder {
         caches: &StepCaches<'_>,
         of: LogitsOf,
         rows: DraftRows<'_, '_>,
-        logits: Tensor<'s>, // [logit_rows, padded columns]
+        results: DraftResults<'s>,
     ) -> Result<DraftLogits<'s>, KernelError> {
-        let cache = caches.layers.get(self.config.layers).expect("the draft head has a cache");
-        let DraftRows { hidden, output } = rows;
+        let own_cache = || caches.layers.get(self.config.layers).expect("the draft head has a cache");
+        let (DraftResults { logits, .. }, DraftRows { hidden, output }) = (&results, rows);
         let head = match self.draft_head() {
             DraftHead::Mtp(head) => head,
+            DraftHead::Assistant(head) => {
+                let scope = scope.scope();
+                // The token after a row with logits never belongs to a picture.
+                let table = (&self.embedding, self.share.vocabulary);
+                let embedded = self.embed_tokens(&scope, table, self.config.embedding_scale, inputs, caches)?;
+                return head.forward(&scope, inputs, caches.layers, &embedded, DraftRows { hidden, output }, results);
+            }
             DraftHead::Eagle3(head) => {
                 {
                     let scope = scope.scope();
@@ -380,10 +379,10 @@ impl Decoder {
                     let table = (table, self.share.vocabulary);
                     let embedded = self.embed_tokens(&scope, table, 1.0, inputs, caches)?;
                     let rows = DraftRows { hidden, output: &mut *output };
-                    head.forward(&scope, inputs, cache, &embedded, rows)?;
+                    head.forward(&scope, inputs, own_cache(), &embedded, rows)?;
                 }
                 let output = output.row_range(0..logits.rows());
-                return head.project(scope, &output, logits);
+                return head.project(scope, &output, results.logits);
             }
         };
         {
@@ -395,12 +394,12 @@ impl Decoder {
                 head.combine(&scope, &self.config, &embedded, hidden, &mut input)?;
             }
             let pass = self.pass(self.config.layers, inputs, None);
-            head.forward(&scope, &pass, cache, input, output)?;
+            head.forward(&scope, &pass, own_cache(), input, output)?;
         }
         // For many rows, the unrounded weight is faster.
         let is_few = logits.rows() <= scope.target().int4_logit_rows_max();
         let weight = self.draft_projection.as_ref().filter(|_| is_few).unwrap_or(self.head());
-        let logits = self.project(weight, scope, &output.row_range(0..logits.rows()), None, of, logits)?;
+        let logits = self.project(weight, scope, &output.row_range(0..logits.rows()), None, of, results.logits)?;
         let vocabulary = self.config.vocabulary;
         let columns = if self.has_own(scope, of) { DraftColumns::OfRanks(vocabulary) } else { DraftColumns::Whole };
         Ok(DraftLogits { logits, columns })
@@ -408,23 +407,32 @@ impl Decoder {
 
     /// Runs all layers and returns the rows for which a token is sampled or scored,
     /// `[logit_rows + score_rows, hidden]`, and the final norm, if it has not been applied yet. If
-    /// `hidden` `[tokens, draft width]` is given, it receives the rows that the draft head reads.
+    /// `hidden` `[draft rows, draft width]` is given with the number of rows that a token is sampled
+    /// for, it receives the rows that the draft head reads.
     fn chosen<'s, B: Backend>(
         &'s self,
         scope: &'s Scope<'_, B>,
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
-        hidden: Option<&'s mut Tensor<'_>>,
+        hidden: Option<(&'s mut Tensor<'_>, usize)>,
     ) -> Result<(Tensor<'s>, Option<RmsNorm<'s>>), KernelError> {
         let norm = self.config.norm(&self.norm);
         let chosen = inputs.chosen_rows.as_ref();
         let hidden = match (hidden, &self.draft_head) {
             (None, _) => return Ok((self.run(scope, inputs, caches, chosen, None)?, Some(norm))),
-            (Some(hidden), Some(DraftHead::Eagle3(head))) => {
+            (Some((hidden, _)), Some(DraftHead::Eagle3(head))) => {
                 let read = LayerInputs::new(head, hidden);
                 return Ok((self.run(scope, inputs, caches, chosen, Some(read))?, Some(norm)));
             }
-            (Some(hidden), _) => hidden,
+            (Some((hidden, logit_rows)), Some(DraftHead::Assistant(_))) => {
+                let rows = self.run(scope, inputs, caches, chosen, None)?;
+                if logit_rows > 0 {
+                    let mut normed = Activations::of_plain(hidden.row_range_mut(0..logit_rows));
+                    scope.rms_norm_into(&rows.row_range(0..logit_rows), norm, &mut normed)?;
+                }
+                return Ok((rows, Some(norm)));
+            }
+            (Some((hidden, _)), _) => hidden,
         };
         {
             let scope = scope.scope();

@@ -19,7 +19,7 @@ use super::{
     rope_scaling::RopeScaling,
     sliding_window::{SlidingWindow, WindowRule, check_layer_types},
 };
-use crate::flow::{CacheGroups, SegmentLayers, StepFormat};
+use crate::flow::{CacheGroups, DraftPositions, SegmentLayers, StepFormat};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
@@ -127,6 +127,28 @@ pub enum DraftHeadConfig {
     },
     /// An EAGLE-3 head, which is in a separate checkpoint.
     Eagle3(Box<Eagle3Config>),
+    /// A Gemma 4 assistant, which is in a separate checkpoint.
+    Assistant(Box<AssistantConfig>),
+}
+
+/// The settings of a Gemma 4 assistant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AssistantConfig {
+    /// The assistant's layers. They compute no keys and values.
+    pub layers: DecoderConfig,
+    /// The decoder layer whose keys and values each of the assistant's layers reads.
+    pub sources: Vec<usize>,
+    /// Clusters of tokens, if the assistant computes logits only for the tokens of the best clusters.
+    /// `None` if it computes the logits of all tokens.
+    pub clusters: Option<ClusterConfig>,
+}
+
+/// Clusters of the tokens of a vocabulary, all of the same size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterConfig {
+    pub count: usize,
+    /// Number of best clusters whose tokens get logits. There are more if scores are equal.
+    pub top: usize,
 }
 
 /// The settings of an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840).
@@ -356,8 +378,8 @@ impl DecoderConfig {
     /// The layers with keys and values, in groups that share block tables. The layer of a draft head
     /// comes after the decoder's layers.
     pub fn cache_groups(&self) -> CacheGroups {
-        let has_cache = |layer: &usize| self.has_attention(*layer) && self.kv_source(*layer) == *layer;
-        let layers = (0..self.layers + self.draft_layers()).filter(has_cache);
+        let has_cache = |layer: &usize| self.has_attention(*layer) && self.has_own_kv(*layer);
+        let layers = (0..self.layers + self.draft_cache_layers()).filter(has_cache);
         let of_segment = self.full_attention.map_or(SegmentLayers::ONE, |full| {
             SegmentLayers::of_widths(full.kv_heads * full.head_dim, self.kv_heads * self.head_dim)
         });
@@ -381,14 +403,21 @@ impl DecoderConfig {
         self.full_attention.is_some() && self.window(layer).is_none()
     }
 
-    /// The layer whose keys and values a layer reads: usually the layer itself.
-    pub fn kv_source(&self, layer: usize) -> usize {
-        let own = self.own_kv_layers;
-        if !(own..self.layers).contains(&layer) {
-            return layer;
-        }
-        let is_same = |earlier: &usize| self.window(*earlier) == self.window(layer);
-        (0..own).rev().find(is_same).expect("an earlier layer has the same kind of attention")
+    /// Whether a layer computes its own keys and values. The cached layers of a draft head, which follow
+    /// the decoder's layers, do.
+    pub fn has_own_kv(&self, layer: usize) -> bool {
+        !(self.own_kv_layers..self.layers).contains(&layer)
+    }
+
+    /// The layer whose keys and values a layer reads: usually the layer itself. `None` for the layers
+    /// of an assistant, which read the decoder's keys and values.
+    pub fn kv_source(&self, layer: usize) -> Option<usize> {
+        if self.has_own_kv(layer) { Some(layer) } else { self.last_own_kv(self.window(layer)) }
+    }
+
+    /// The last layer that computes keys and values and has this window.
+    pub fn last_own_kv(&self, window: Option<usize>) -> Option<usize> {
+        (0..self.own_kv_layers).rev().find(|layer| self.window(*layer) == window)
     }
 
     /// Removes the window if it is not shorter than the longest sequence, `tokens`, because it
@@ -397,28 +426,6 @@ impl DecoderConfig {
         if self.full_attention.is_none() {
             self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
         }
-    }
-
-    /// Number of layers of the draft head; 0 if it is not loaded.
-    pub fn draft_layers(&self) -> usize {
-        match &self.draft_head {
-            None => 0,
-            Some(DraftHeadConfig::Mtp { layers, .. }) => *layers,
-            Some(DraftHeadConfig::Eagle3(_)) => 1,
-        }
-    }
-
-    /// Number of elements of a row that the draft head passes to its next draft.
-    pub fn draft_width(&self) -> usize {
-        match &self.draft_head {
-            Some(DraftHeadConfig::Eagle3(head)) => head.layer.hidden,
-            Some(DraftHeadConfig::Mtp { .. }) | None => self.hidden,
-        }
-    }
-
-    /// The arrays that a pass of the draft head reads.
-    pub fn draft_format(&self) -> StepFormat {
-        StepFormat { has_states: false, ..self.step_format() }
     }
 
     /// The arrays that a step of this decoder reads.
@@ -430,6 +437,7 @@ impl DecoderConfig {
             full_groups: groups.full(),
             segment_layers: groups.segment_layers(),
             has_states: self.attention_layers() < self.layers,
+            has_draft_positions: self.draft_positions() == DraftPositions::Constant,
             whole_pictures: self.picture_mask != PictureMask::Causal,
             picture_input: self.per_layer_embeddings.map(|of_layers| of_layers.picture_token),
         }

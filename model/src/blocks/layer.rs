@@ -2,7 +2,7 @@
 //! a residual connection.
 
 use bursar_kernels::{
-    ActivationFormat, ActivationScratch, Activations, Backend, KernelError, Scope, Tensor,
+    ActivationFormat, ActivationScratch, Activations, Backend, KernelError, RankShard, Scope, Tensor,
     ops::{rms_norm::RmsNorm, rotary::Rope},
 };
 
@@ -99,6 +99,20 @@ impl Layer {
             }
         };
         Ok(Layer { input_norm, mixer, mixed_norm, mlp_norm, result_norm, embedding, scalar, index, mlp })
+    }
+
+    /// Claims the scales of the cache of the attention module `source`, whose keys and values this
+    /// layer reads.
+    pub fn claim_cache_scales(
+        &mut self,
+        map: &mut WeightMap<'_>,
+        source: &str,
+        kv_heads: RankShard,
+    ) -> Result<(), WeightError> {
+        match &mut self.mixer {
+            Mixer::Attention(attention) => attention.claim_cache_scales(map, source, kv_heads),
+            Mixer::GatedDelta(_) => Ok(()),
+        }
     }
 
     /// Formats of the normalized inputs of the mixer, of the MLP, and of the experts. May contain

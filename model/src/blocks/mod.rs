@@ -8,6 +8,7 @@ mod decoder_config;
 pub mod decoder_shape;
 mod decoder_share;
 pub mod draft_head;
+mod draft_sizes;
 pub mod gated_delta_net;
 pub mod gated_mlp;
 pub mod hybrid;
@@ -25,6 +26,7 @@ pub mod per_layer_embeddings;
 pub mod per_layer_embeddings_config;
 pub mod rope_config;
 pub mod rope_scaling;
+mod ropes;
 mod sliding_window;
 pub mod step_inputs;
 pub mod vision;
@@ -32,7 +34,8 @@ pub mod vision;
 pub use axes_rule::AxesRule;
 pub use config_error::{ConfigError, WIDTH_MAX};
 pub use decoder_config::{
-    Biases, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind, PictureMask,
+    AssistantConfig, Biases, ClusterConfig, DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind,
+    PictureMask,
 };
 pub use decoder_share::{DecoderShare, KvHeads};
 pub use kv_sizes::KvSizes;

@@ -87,7 +87,7 @@ impl PagedAttention {
             whole: 2 * query_rows.whole,
         };
         let of_heads = |half: usize| share.heads.range().map(move |head| of_head(head, half));
-        let is_source = config.kv_source(index) == index;
+        let is_source = config.has_own_kv(index);
         let kept = if is_source { 2 - usize::from(keys_are_values) } else { 0 };
         let keys_values = [(key.as_str(), kv_rows), (value.as_str(), kv_rows)].into_iter().take(kept);
         if kept == 0 {
@@ -116,7 +116,7 @@ impl PagedAttention {
     ) -> Result<Self, WeightError> {
         let part = |part: &str| format!("{name}.{part}");
         let KvHeads { kv_heads, head_dim, keys_are_values } = share.attention(config, index);
-        let (hidden, is_source) = (config.hidden, config.kv_source(index) == index);
+        let (hidden, is_source) = (config.hidden, config.has_own_kv(index));
         let query_rows = share.heads.times(head_dim);
         // YaRN multiplies the rotated elements of queries and keys by a factor. If RoPE rotates all
         // elements, the scores are multiplied by the square of the factor instead. Otherwise, the
@@ -147,11 +147,12 @@ impl PagedAttention {
         } else {
             Norms::None
         };
-        let source = name.replace(&format!(".{index}."), &format!(".{}.", config.kv_source(index)));
+        let source = config.kv_source(index).map(|source| name.replace(&format!(".{index}."), &format!(".{source}.")));
+        let cache_scales = source.map(|source| map.cache_scales(&source, kv_heads)).transpose()?.flatten();
         Ok(PagedAttention {
             qkv,
             norms,
-            cache_scales: map.cache_scales(&source, kv_heads)?,
+            cache_scales,
             out: map.linear(&part("o_proj"), hidden, query_rows, config.biases.out)?,
             heads: share.heads.count,
             has_gate: config.output_gate,
@@ -163,6 +164,18 @@ impl PagedAttention {
                 PictureMask::WholePictureInWindows => config.window(index).is_some(),
             },
         })
+    }
+
+    /// Claims the scales of the cache of the attention module `source`, whose keys and values this
+    /// layer reads.
+    pub fn claim_cache_scales(
+        &mut self,
+        map: &mut WeightMap<'_>,
+        source: &str,
+        kv_heads: RankShard,
+    ) -> Result<(), WeightError> {
+        self.cache_scales = map.cache_scales(source, kv_heads)?;
+        Ok(())
     }
 
     /// Projects `normed` `[tokens, hidden]` to queries, keys, values and gates, rotates queries and

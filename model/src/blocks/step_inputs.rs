@@ -40,15 +40,17 @@ pub struct GroupInputs<'a> {
 }
 
 impl<'a> StepInputs<'a> {
-    /// Views of the arrays of the draft head's pass after a step. Only the tokens differ from
-    /// [`over`](Self::over), and the head has no recurrent state.
+    /// Views of the arrays of the draft head's pass after a step. Only the tokens, and in some layouts
+    /// the positions, differ from [`over`](Self::over). The head has no recurrent state.
     ///
     /// # Panics
     /// If `step_arrays` is shorter than the layout, or if the step has pictures.
     pub fn of_drafts(step_arrays: &'a Tensor<'_>, layout: &StepLayout) -> Self {
         assert_eq!(layout.picture_rows, 0, "the draft head needs its own rows of pictures, which the layout lacks");
         let tokens = step_arrays.row_range(layout.place(StepArray::DraftTokens));
-        StepInputs { tokens, states: None, ..StepInputs::over(step_arrays, layout) }
+        let positions = if layout.has_draft_positions() { StepArray::DraftPositions } else { StepArray::Positions };
+        let positions = step_arrays.row_range(layout.place(positions)).into_shape([layout.format.axes, layout.tokens]);
+        StepInputs { tokens, positions, states: None, ..StepInputs::over(step_arrays, layout) }
     }
 
     /// Views of a step's arrays. `step_arrays`, `[words]` u32, is the single upload that has all

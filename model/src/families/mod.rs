@@ -2,10 +2,12 @@
 //! another family.
 
 mod deepstack;
+pub mod draft_models;
 mod gemma;
 pub mod gemma3;
 pub mod gemma3_text;
 pub mod gemma4;
+mod gemma4_assistant;
 mod gemma4_decoder;
 mod gemma4_prompt;
 pub mod gemma4_text;

@@ -27,7 +27,7 @@ pub use block_table::BlockTable;
 pub use cache_format::CacheFormat;
 pub use cache_groups::{CacheGroup, CacheGroups, KvLocation, SegmentLayers};
 pub use encoded_image::{EncodedImage, FileName, ImageLimits, PixelSize};
-pub use further_drafts::FurtherDrafts;
+pub use further_drafts::{DraftPositions, FurtherDrafts};
 pub use image_error::ImageError;
 pub use logits_of::LogitsOf;
 pub use prefix_key::{ContentSpan, PrefixKey, PrefixKeys};

@@ -7,6 +7,9 @@ pub enum StepArray {
     Tokens,
     /// `[tokens]`: the inputs of the draft head; empty if the layout has none.
     DraftTokens,
+    /// `[axes, tokens]`: the position of the token after each row; empty unless the layout
+    /// [has them](super::StepLayout::has_draft_positions).
+    DraftPositions,
     /// `[axes, tokens]`: the position of each row.
     Positions,
     /// `[groups, tokens]`: the KV cache slot of each row.
@@ -44,9 +47,10 @@ pub enum StepArray {
 impl StepArray {
     /// All arrays in the order of their offsets. The block tables are last, so that a step that
     /// fills only part of a layout need not upload their unused end.
-    pub const ALL: [StepArray; 17] = [
+    pub const ALL: [StepArray; 18] = [
         StepArray::Tokens,
         StepArray::DraftTokens,
+        StepArray::DraftPositions,
         StepArray::Positions,
         StepArray::Slots,
         StepArray::QueryStarts,

@@ -235,6 +235,50 @@ impl StepBatch {
         }
     }
 
+    /// Like [`draft_pass`](Self::draft_pass), but with only the rows that have logits. Each row has the
+    /// position of the token after it. Pictures are left out.
+    ///
+    /// # Panics
+    /// If the batch was packed without inputs of a draft head.
+    pub fn draft_pass_of_logit_rows(&self) -> StepBatch {
+        let (drafts, rows) = (self.drafts.as_ref().expect("inputs of drafts"), &self.logit_rows);
+        let (tokens, columns) = (self.token_count(), self.blocks_max());
+        let of_rows = |values: &[u32]| rows.iter().map(|row| values[*row as usize]).collect::<Vec<_>>();
+        let of_each = |values: &[u32]| values.chunks_exact(tokens.max(1)).flat_map(of_rows).collect::<Vec<_>>();
+        // The logit rows of a sequence are its last rows, so the context does not change.
+        let before = |end: u32| rows.partition_point(|row| *row < end);
+        let count = |bounds: &[u32]| before(bounds[1]) - before(bounds[0]);
+        let counts: Vec<_> = self.query_starts.windows(2).map(count).collect();
+        let kept: Vec<_> = (0..self.sequence_count()).filter(|sequence| counts[*sequence] > 0).collect();
+        let mut query_starts = vec![0];
+        kept.iter()
+            .for_each(|sequence| query_starts.push(query_starts[query_starts.len() - 1] + counts[*sequence] as u32));
+        let are_short = counts.iter().all(|count| *count <= SHORT_ROWS);
+        let is_short = |sequence: &&usize| are_short || counts[**sequence] == 1;
+        let table =
+            |(group, sequence)| &self.block_tables[(group * self.sequence_count() + sequence) * columns..][..columns];
+        let tables = (0..self.groups).flat_map(|group| kept.iter().map(move |sequence| (group, *sequence)));
+        StepBatch {
+            tokens: rows.iter().map(|row| drafts.tokens[*row as usize]).collect(),
+            positions: of_each(&self.positions).into_iter().map(|position| position + 1).collect(),
+            groups: self.groups,
+            slots: of_each(&self.slots),
+            context_lengths: kept.iter().map(|sequence| self.context_lengths[*sequence]).collect(),
+            block_tables: tables.flat_map(table).copied().collect(),
+            logit_rows: (0..rows.len() as u32).collect(),
+            key_ends: of_rows(&self.key_ends),
+            query_key_pairs: of_rows(&self.key_ends).into_iter().map(u64::from).sum(),
+            short_sequences: kept.iter().take_while(is_short).count(),
+            query_starts,
+            ..StepBatch::default()
+        }
+    }
+
+    /// The same batch without pictures.
+    pub fn without_pictures(self) -> StepBatch {
+        StepBatch { picture_rows: Vec::new(), picture_cache_rows: Vec::new(), ..self }
+    }
+
     fn push(&mut self, part: &SequencePart<'_>) {
         let (first_row, count, cached) = (self.tokens.len(), part.token_count(), part.cached_tokens);
         assert!(count > 0, "a part has at least one token");

@@ -30,6 +30,8 @@ pub struct StepFormat {
     pub segment_layers: SegmentLayers,
     /// Whether some layers have recurrent states.
     pub has_states: bool,
+    /// Whether a row of the draft head's pass has the position of the token after it.
+    pub has_draft_positions: bool,
     /// Whether tokens of a picture attend to the later tokens of their picture. A step then never
     /// ends within a picture.
     pub whole_pictures: bool,
@@ -90,6 +92,7 @@ impl StepFormat {
         full_groups: 1,
         segment_layers: SegmentLayers::ONE,
         has_states: false,
+        has_draft_positions: false,
         whole_pictures: false,
         picture_input: None,
     };
@@ -190,6 +193,11 @@ impl StepLayout {
         self.logit_rows == self.tokens && self.score_rows == 0 && !self.lists_rows
     }
 
+    /// Whether the layout has separate positions for the draft head.
+    pub fn has_draft_positions(&self) -> bool {
+        self.has_drafts && self.format.has_draft_positions
+    }
+
     /// Total length of the packed list, in u32.
     pub fn words(&self) -> usize {
         self.place(StepArray::BlockTables).end
@@ -206,6 +214,8 @@ impl StepLayout {
         match array {
             StepArray::Tokens => self.tokens,
             StepArray::DraftTokens => usize::from(self.has_drafts) * self.tokens,
+            StepArray::DraftPositions if self.has_draft_positions() => self.format.axes * self.tokens,
+            StepArray::DraftPositions => 0,
             StepArray::KeyEnds => usize::from(self.has_key_ends) * self.tokens,
             StepArray::Slots => self.format.groups * self.tokens,
             StepArray::Positions => self.format.axes * self.tokens,
@@ -300,11 +310,15 @@ impl StepLayout {
         let drafts = batch.drafts.iter().flat_map(|drafts| &drafts.tokens);
         let inputs = words[self.place(StepArray::DraftTokens)].iter_mut().zip(drafts);
         inputs.for_each(|(word, token)| *word = token.code());
-        let positions = &mut words[self.place(StepArray::Positions)];
         // A decoder with one position axis uses the first axis, because all axes of a
         // text position are equal.
         for axis in 0..self.format.axes {
-            positions[axis * self.tokens..][..rows].copy_from_slice(&batch.positions[axis * rows..][..rows]);
+            let of_rows = &batch.positions[axis * rows..][..rows];
+            words[self.place(StepArray::Positions)][axis * self.tokens..][..rows].copy_from_slice(of_rows);
+            if self.has_draft_positions() {
+                let of_drafts = &mut words[self.place(StepArray::DraftPositions)][axis * self.tokens..][..rows];
+                of_drafts.iter_mut().zip(of_rows).for_each(|(next, position)| *next = position + 1);
+            }
         }
         let slots = &mut words[self.place(StepArray::Slots)];
         slots.fill(NO_SLOT);

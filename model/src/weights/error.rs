@@ -56,6 +56,9 @@ pub enum WeightError {
     /// A draft model's reduced vocabulary has a token that the model does not have.
     #[error("{name} adds {difference} to the index {index}; expected a token id from 0 to {}", .vocabulary - 1)]
     DraftId { name: String, index: usize, difference: i64, vocabulary: usize },
+    /// A list that must have each token id once has a duplicate, or an id outside the vocabulary.
+    #[error("{name} has {id} at index {index}; expected each token id from 0 to {} exactly once", .vocabulary - 1)]
+    TokenId { name: String, index: usize, id: i64, vocabulary: usize },
     /// A tensor's type contradicts the checkpoint's `quantization_config`.
     #[error("tensor {name} holds {found}, but {expected}")]
     Format {
@@ -190,7 +193,10 @@ impl Hint for WeightError {
                  probabilities from the file: the weights do not need them"
                     .to_owned()
             }
-            WeightError::Scale { .. } | WeightError::Group { .. } | WeightError::DraftId { .. } => {
+            WeightError::Scale { .. }
+            | WeightError::Group { .. }
+            | WeightError::DraftId { .. }
+            | WeightError::TokenId { .. } => {
                 "download the file again; it is damaged or was quantized wrongly".to_owned()
             }
             WeightError::Extra { .. } => {

@@ -1,5 +1,7 @@
 //! The map of a weight segment: the claims of a model, and the tensors that they become.
 
+use std::mem;
+
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{
     DType, Rank, RankShard, Shape, Target, Tensor, Weight,
@@ -318,11 +320,41 @@ impl<'c> WeightMap<'c> {
             })
         });
         let ids = ids.collect::<Result<Vec<_>, _>>()?;
+        Ok(Some(self.place_ids(name, ids)))
+    }
+
+    /// Claims the tensor `name`, a permutation of the token ids 0 to `vocabulary` - 1, as `[vocabulary]`
+    /// u32. In a random checkpoint, the ids ascend.
+    ///
+    /// # Errors
+    /// The tensor is missing or has the wrong shape or type, or [`WeightError::TokenId`].
+    pub fn token_ids(&mut self, name: &str, vocabulary: usize) -> Result<Tensor<'static>, WeightError> {
+        let is_random = self.checkpoint.tensors.random(name, 1).is_some();
+        let stored =
+            if is_random { (0..vocabulary as i64).collect() } else { self.checkpoint.tensors.integers(name)? };
+        if stored.len() != vocabulary {
+            let (name, expected, found) = (name.to_owned(), vec![vocabulary], vec![stored.len()]);
+            return Err(WeightError::Shape { name, expected, found });
+        }
+        let mut is_listed = vec![false; vocabulary];
+        let ids = stored.iter().enumerate().map(|(index, id)| {
+            let known =
+                usize::try_from(*id).ok().filter(|id| *id < vocabulary && !mem::replace(&mut is_listed[*id], true));
+            let error = || WeightError::TokenId { name: name.to_owned(), index, id: *id, vocabulary };
+            known.map(|id| id as u32).ok_or_else(error)
+        });
+        let ids = ids.collect::<Result<Vec<_>, _>>()?;
+        Ok(self.place_ids(name, ids))
+    }
+
+    /// Places `ids`, which the tensor `name` gives, in the segment as `[ids]` u32.
+    fn place_ids(&mut self, name: &str, ids: Vec<u32>) -> Tensor<'static> {
+        let count = ids.len();
         self.names.mark_read(name.to_owned());
         self.segment.align();
         let source = WeightSource::Ids(ids);
         let to = self.segment.place(WeightCopy::of(source, DType::U32, (count, 0), DType::U32.bytes(count)));
-        Ok(Some(self.segment.tensor(to, [count], DType::U32)))
+        self.segment.tensor(to, [count], DType::U32)
     }
 
     /// Claims `rows` adjacent lists of `columns` counters, which are u32 and start at 0. Returns

@@ -3,7 +3,7 @@
 use bursar_kernels::Backend;
 use bursar_model::{
     blocks::{decoder::StepCaches, draft_head::DraftRows},
-    flow::{LogitsOf, NextToken, StepBatch},
+    flow::{FurtherDrafts, LogitsOf, StepBatch},
 };
 
 use super::{Bench, SequenceChunk, downloaded, greatest};
@@ -18,14 +18,6 @@ pub struct Drafted {
     pub tokens: Vec<Vec<u32>>,
 }
 
-/// The batch of draft number `draft`, with one row for each chunk. Draft 0 uses the batch of the
-/// step, so `draft` is at least 1.
-fn further(chunks: &[SequenceChunk<'_>], draft: usize) -> StepBatch {
-    let positions: Vec<_> = chunks.iter().map(|chunk| chunk.draft_position(draft)).collect();
-    let parts: Vec<_> = chunks.iter().zip(&positions).map(|(chunk, position)| chunk.draft(draft, position)).collect();
-    StepBatch::pack_with_drafts(&parts, &vec![NextToken::Chosen; parts.len()])
-}
-
 impl<B: Backend> Bench<B> {
     /// Runs one step over the next tokens of some sequences, and then `count` drafts for each row
     /// with logits. If `count` is above 1, each chunk must have exactly one such row.
@@ -35,13 +27,16 @@ impl<B: Backend> Bench<B> {
         let next: Vec<_> = chunks.iter().map(SequenceChunk::next).collect();
         let batch = StepBatch::pack_with_drafts(&parts, &next);
         let (layers, cache, rows) = (self.layers(), self.cache(), batch.logit_rows.len());
-        let (width, all) = (self.model.config().decoder().draft_width(), LogitsOf::AllRanks);
+        let decoder = self.model.config().decoder();
+        let (width, positions, all) = (decoder.draft_width(), decoder.draft_positions(), LogitsOf::AllRanks);
         let split = |logits: Vec<f32>| -> Vec<Vec<f32>> {
             logits.chunks_exact((logits.len() / rows.max(1)).max(1)).map(<[f32]>::to_vec).collect()
         };
+        let further: Vec<_> = chunks.iter().map(|chunk| chunk.further_drafts(count.saturating_sub(1))).collect();
+        let further: Vec<_> = further.iter().map(|place| (place, 0)).collect();
         let greedy = |logits: &[Vec<f32>]| -> Vec<u32> { logits.iter().map(|row| greatest(row)).collect() };
         let drafted = self.pass(|scope| {
-            let mut hidden = scope.empty([batch.token_count(), width])?;
+            let mut hidden = scope.empty([decoder.draft_rows(batch.token_count(), rows), width])?;
             let step = {
                 let (scope, previous) = (scope.scope(), self.previous());
                 let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
@@ -51,7 +46,10 @@ impl<B: Backend> Bench<B> {
             let mut chosen = scope.upload([rows], &greedy(&step))?;
             let (mut drafts, mut tokens) = (Vec::new(), Vec::new());
             for draft in 0..count {
-                let batch = if draft == 0 { batch.clone() } else { further(chunks, draft) };
+                let batch = match draft {
+                    0 => batch.clone(),
+                    _ => FurtherDrafts::batch(&further, draft, positions),
+                };
                 let mut output = scope.empty([rows, width])?;
                 let passed = DraftRows { hidden: &hidden, output: &mut output };
                 let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &chosen };

@@ -91,14 +91,18 @@ pub fn open(folder: &str) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Folder(repository(folder))).unwrap_or_else(|error| panic!("{folder}: {error}"))
 }
 
-/// The recorded EAGLE-3 heads, and the checkpoints whose tokens they draft.
-const EAGLE3: [(&str, &str); 2] =
-    [("tests/golden/eagle3", "tests/golden/llama"), ("tests/golden/eagle3_vl", "tests/golden/qwen3_vl")];
+/// The recorded draft models, and the checkpoints whose tokens they draft.
+const DRAFT_MODELS: [(&str, &str); 4] = [
+    ("tests/golden/eagle3", "tests/golden/llama"),
+    ("tests/golden/eagle3_vl", "tests/golden/qwen3_vl"),
+    ("tests/golden/gemma4_assistant", "tests/golden/gemma4_sharing"),
+    ("tests/golden/gemma4_assistant_vl", "tests/golden/gemma4"),
+];
 
-/// Opens a checkpoint of this repository with its draft head. For the folder of an EAGLE-3 head, opens
+/// Opens a checkpoint of this repository with its draft head. For the folder of a draft model, opens
 /// the checkpoint whose tokens it drafts.
 pub fn open_with_head(folder: &str) -> Checkpoint {
-    let Some((_, target)) = EAGLE3.iter().find(|(head, _)| *head == folder) else {
+    let Some((_, target)) = DRAFT_MODELS.iter().find(|(head, _)| *head == folder) else {
         return open(folder).with_draft_head(true);
     };
     let head = CheckpointSource::Folder(repository(folder));

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{BlockTable, CacheGroups, EmbeddingRows, NextToken, PromptLayout, SequencePart, StateSlots};
+use bursar_model::flow::{
+    BlockTable, CacheGroups, EmbeddingRows, FurtherDrafts, NextToken, PromptLayout, SequencePart, StateSlots,
+};
 
 /// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
@@ -120,6 +122,10 @@ impl SequenceChunk<'_> {
         SequenceChunk { scored: rows, ..self }
     }
 
+    pub fn token_count(&self) -> usize {
+        self.count
+    }
+
     fn chunk(&self) -> Range<usize> {
         self.sequence.cached..self.sequence.cached + self.count
     }
@@ -162,23 +168,12 @@ impl SequenceChunk<'_> {
         NextToken::Known { token: *token, cache_row: row }
     }
 
-    /// The position of the row that computes draft number `draft`. Draft 0 uses the rows of the
-    /// step, so `draft` is at least 1.
-    pub(super) fn draft_position(&self, draft: usize) -> [u32; 3] {
-        self.sequence.positions[self.chunk().end - 1].map(|axis| axis + draft as u32)
-    }
-
-    /// The row that computes draft number `draft`, which is at least 1. The `tokens` of the row are
-    /// a placeholder that no pass reads.
-    pub(super) fn draft<'s>(&'s self, draft: usize, position: &'s [u32; 3]) -> SequencePart<'s> {
-        SequencePart {
-            tokens: &[0],
-            positions: std::slice::from_ref(position),
-            cached_tokens: self.chunk().end + draft - 1,
-            tables: &self.sequence.tables,
-            logit_rows: 1,
-            ..SequencePart::default()
-        }
+    /// The position of the row that is `draft` rows after the chunk's last row.
+    /// The place of `count` drafts after the first, if the chunk's last row chooses a token.
+    pub(super) fn further_drafts(&self, count: usize) -> FurtherDrafts {
+        let end = self.chunk().end;
+        let [position, ..] = self.sequence.positions[end - 1];
+        FurtherDrafts { count, index: end, position: position + 1, tables: self.sequence.tables.clone() }
     }
 
     pub(super) fn advance(&mut self) {

@@ -248,8 +248,8 @@ fn padded_decoding_of_qwen2_5_vl_is_decoding() {
 
 #[test]
 fn padding_does_not_change_drafts() {
-    for folder in ["tests/golden/qwen3_5", "tests/golden/eagle3", "tests/golden/eagle3_vl"] {
-        padding_does_not_change_drafts_of(&Bench::of(bench::open_with_head(folder), 2));
+    for folder in ["qwen3_5", "eagle3", "eagle3_vl", "gemma4_assistant", "gemma4_assistant_vl"] {
+        padding_does_not_change_drafts_of(&Bench::of(bench::open_with_head(&format!("tests/golden/{folder}")), 2));
     }
 }
 

@@ -1,14 +1,15 @@
-//! Draft heads: Qwen3.5's (MTP) and EAGLE-3. Drafts are compared with heads built from the layers of
+//! Draft heads: Qwen3.5's (MTP), EAGLE-3 and Gemma 4 assistants. Drafts are compared with heads built from the layers of
 //! transformers, also in chunks and on several ranks. Checkpoints whose head is missing or broken are refused.
 
 use std::sync::Arc;
 
-use bursar_budgets::Hint;
+use bursar_budgets::{Bytes, Hint};
 use bursar_kernels::{Backend, CudaTarget, DType, Rank, Target};
 use bursar_model::{
     LoadError, Model,
     blocks::ConfigError,
     checkpoint::{Checkpoint, CheckpointSource, DraftProjection},
+    flow::CacheFormat,
     registry::{random_checkpoint, shape_settings, shapes, without_weights},
     weights::WeightError,
 };
@@ -29,6 +30,10 @@ const QWEN3_5_MOE: &str = "tests/golden/qwen3_5_moe";
 /// than the decoder's, biases and pictures.
 const EAGLE3: &str = "tests/golden/eagle3";
 const EAGLE3_VL: &str = "tests/golden/eagle3_vl";
+/// An assistant that chooses among clusters of tokens, and one for a model with pictures.
+const ASSISTANT: &str = "tests/golden/gemma4_assistant";
+const ASSISTANT_TARGET: &str = "tests/golden/gemma4_sharing";
+const ASSISTANT_VL: &str = "tests/golden/gemma4_assistant_vl";
 const CPU: Target = Target::Cpu { threads: 1 };
 /// Tokens after the prompt whose drafts are recorded.
 const ANSWER: usize = 7;
@@ -37,7 +42,7 @@ const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 3e-5;
 
 /// The cases with recorded drafts.
-const CASES: [(&str, &str); 9] = [
+const CASES: [(&str, &str); 13] = [
     (QWEN3_5, "single_image"),
     (QWEN3_5, "two_turns"),
     (QWEN3_5, "tokens_65"),
@@ -47,6 +52,10 @@ const CASES: [(&str, &str); 9] = [
     (EAGLE3, "long"),
     (EAGLE3_VL, "single_image"),
     (EAGLE3_VL, "two_turns"),
+    (ASSISTANT, "short"),
+    (ASSISTANT, "long"),
+    (ASSISTANT_VL, "one_image"),
+    (ASSISTANT_VL, "two_turns"),
 ];
 
 /// Logits of the draft head.
@@ -65,10 +74,11 @@ fn run(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], size
     let (mut rows, mut drafts, mut tokens, mut end) = (Vec::new(), Vec::new(), Vec::new(), 0);
     let mut sizes = sizes.iter().cycle();
     while sequence.prompt_left() > 0 {
-        let count = (*sizes.next().expect("the cycle is endless")).min(sequence.prompt_left());
-        let is_last = count == sequence.prompt_left();
-        end += count;
-        let mut drafted = bench.step_and_draft(&mut [sequence.next_chunk(count)], if is_last { 3 } else { 1 });
+        let left = sequence.prompt_left();
+        let chunk = sequence.next_chunk((*sizes.next().expect("the cycle is endless")).min(left));
+        let is_last = chunk.token_count() == left;
+        end += chunk.token_count();
+        let mut drafted = bench.step_and_draft(&mut [chunk], if is_last { 3 } else { 1 });
         if is_last {
             drafts = drafted.drafts.iter().map(|draft| draft[0].clone()).collect();
             tokens = drafted.tokens.concat();
@@ -174,7 +184,7 @@ fn drafts_do_not_depend_on_the_batch() {
 
 #[test]
 fn a_verifying_step_proposes_one_draft_per_row() {
-    for (folder, name) in [CASES[1], CASES[4], CASES[6], CASES[7]] {
+    for (folder, name) in [CASES[1], CASES[4], CASES[6], CASES[7], CASES[10], CASES[11]] {
         let bench = Bench::of(open_with_head(folder), 2);
         let case = Case::read(folder, &bench.checkpoint, name);
         let mut sequence = bench.sequence(&case, &encode(&bench, &case));
@@ -196,7 +206,7 @@ fn a_verifying_step_proposes_one_draft_per_row() {
 
 #[test]
 fn drafts_on_two_ranks_match_the_recording_and_each_other() {
-    for (folder, name) in [CASES[0], CASES[3], CASES[5], CASES[8]] {
+    for (folder, name) in [CASES[0], CASES[3], CASES[5], CASES[8], CASES[9]] {
         let runs = on_ranks(2, |cpu| {
             let memory = Memory::new(BenchMemory::GOLDEN.capacity);
             let bench = Bench::on(open_with_head(folder), cpu, memory, BenchMemory::GOLDEN);
@@ -387,7 +397,13 @@ fn broken_eagle3_tensors_are_refused_by_name() {
 
 #[test]
 fn a_head_without_weights_is_planned_like_a_head_with_weights() {
-    for (head, target) in [(EAGLE3, "tests/golden/llama"), (EAGLE3_VL, "tests/golden/qwen3_vl")] {
+    let heads = [
+        (EAGLE3, "tests/golden/llama"),
+        (EAGLE3_VL, "tests/golden/qwen3_vl"),
+        (ASSISTANT, ASSISTANT_TARGET),
+        (ASSISTANT_VL, "tests/golden/gemma4"),
+    ];
+    for (head, target) in heads {
         let source = CheckpointSource::Folder(repository(head));
         let random = open(target).with_random_draft_model(&source).expect("the settings are valid");
         let [random, stored] = [random.with_draft_head(true), open_with_head(head)].map(|checkpoint| {
@@ -427,6 +443,104 @@ fn an_eagle3_head_stays_unread_without_drafts() {
 }
 
 #[test]
+fn an_assistant_for_another_model_is_refused_by_name() {
+    let hint = "supported: 0 or num_hidden_layers";
+    for (path, value, expected) in [
+        (&["backbone_hidden_size"][..], json!(64), "backbone_hidden_size is 64, but the model has 48"),
+        (&["backbone_hidden_size"], Value::Null, "missing field `backbone_hidden_size`"),
+        (&["text_config", "vocab_size"], json!(408), "text_config.vocab_size is 408, but the model has 384"),
+        (
+            &["text_config", "num_key_value_heads"],
+            json!(1),
+            "text_config.num_key_value_heads is 1, but the model has 2",
+        ),
+        (&["text_config", "head_dim"], json!(64), "text_config.head_dim is 64, but the model has 32"),
+        (&["text_config", "global_head_dim"], json!(32), "text_config.global_head_dim is 32, but the model has 64"),
+        (&["text_config", "sliding_window"], json!(24), "has a layer with a window of 24 tokens, but the model has no"),
+        (&["text_config", "num_kv_shared_layers"], json!(2), &format!("num_kv_shared_layers is 2; {hint}")),
+        (
+            &["text_config", "rope_parameters", "full_attention", "rope_theta"],
+            json!(5000.0),
+            "text_config.rope_parameters.full_attention differs from the model's",
+        ),
+        (&["text_config", "use_double_wide_mlp"], json!(true), "use_double_wide_mlp is true; supported: false"),
+        (&["num_centroids"], json!(4097), "num_centroids is 4097; expected from 1 to 4096"),
+        (&["num_centroids"], json!(25), "num_centroids is 25, which does not divide text_config.vocab_size, 384"),
+        (&["centroid_intermediate_top_k"], json!(25), "centroid_intermediate_top_k is 25; expected from 1 to 24"),
+    ] {
+        let head = Copy::of(ASSISTANT).set("config.json", path, value);
+        let error = refused_head(&head, ASSISTANT_TARGET).to_string();
+        assert!(error.starts_with("draft model: config.json: ") && error.contains(expected), "{error}");
+    }
+    let embeddings = Copy::of(ASSISTANT).set("config.json", &["text_config", "vocab_size_per_layer_input"], json!(384));
+    let embeddings = embeddings.set("config.json", &["text_config", "hidden_size_per_layer_input"], json!(8));
+    let error = refused_head(&embeddings, ASSISTANT_TARGET).to_string();
+    assert!(error.contains("text_config.hidden_size_per_layer_input is 8; supported: 0"), "{error}");
+    let other = refused_head(&Copy::of(ASSISTANT), "tests/golden/qwen2").to_string();
+    assert!(other.contains("but the model has no such layer of Gemma 4"), "{other}");
+    let unshared = Copy::of(ASSISTANT).set("config.json", &["text_config", "num_kv_shared_layers"], json!(0));
+    let unified = unshared.set("config.json", &["model_type"], json!("gemma4_unified_assistant"));
+    let draft = CheckpointSource::Folder(unified.0.clone());
+    let checkpoint = open(ASSISTANT_TARGET).with_draft_model(&draft).expect("the assistant opens");
+    Model::plan(&checkpoint.with_draft_head(true), &CPU).expect("an assistant with the model_type of 12B is planned");
+}
+
+#[test]
+fn broken_assistant_tensors_are_refused_by_name() {
+    for name in ["pre_projection.weight", "model.layers.2.self_attn.q_proj.weight", "masked_embedding.token_ordering"] {
+        let renamed = Copy::of(ASSISTANT).edit_header("model.safetensors", name, "unknown", |_| {});
+        let error = refused_head(&renamed, ASSISTANT_TARGET).to_string();
+        assert!(error.contains(&format!("draft_model.{name}")), "{error}");
+    }
+    let ordering = "masked_embedding.token_ordering";
+    for (ids, expected) in [(&[384_i64][..], "384 at index 0"), (&[-1], "-1 at index 0"), (&[7, 7], "7 at index 1")] {
+        let renamed = Copy::of(ASSISTANT).edit_header("model.safetensors", ordering, "old", |_| {});
+        let first: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let head =
+            renamed.double("model.safetensors", "old", ordering, |bytes| bytes[..first.len()].copy_from_slice(&first));
+        let error = refused_head(&head, ASSISTANT_TARGET).to_string();
+        let hint = "expected each token id from 0 to 383 exactly once";
+        assert_eq!(error, format!("draft_model.{ordering} has {expected}; {hint}"));
+    }
+}
+
+#[test]
+fn an_assistant_adds_weights_and_no_cache() {
+    let plan = |checkpoint: Checkpoint| Model::plan(&checkpoint, &CPU).expect("the model is planned");
+    let (alone, with) = (plan(open(ASSISTANT_TARGET)), plan(open_with_head(ASSISTANT)));
+    assert_eq!((alone.kv_shape(&CPU), alone.cache_groups()), (with.kv_shape(&CPU), with.cache_groups()));
+    assert!(with.draft_bytes() > Bytes::ZERO);
+    assert_eq!(alone.weight_bytes() + with.draft_bytes(), with.weight_bytes());
+}
+
+#[test]
+fn an_assistant_reads_an_fp8_cache_with_the_decoders_scales() {
+    // Layers 3 and 4 are the layers whose keys and values the assistant reads.
+    let mut scaled = Copy::of(ASSISTANT_TARGET);
+    for (layer, part) in [(3, "k"), (3, "v"), (4, "k"), (4, "v")] {
+        let name = format!("model.layers.{layer}.self_attn.{part}_scale");
+        let quarter = half::bf16::from_f32(0.25).to_le_bytes();
+        let scalar = format!("model.layers.{layer}.layer_scalar");
+        scaled = scaled.double("model.safetensors", &scalar, &name, |bytes| bytes.copy_from_slice(&quarter));
+    }
+    let first_draft = |target: Checkpoint, cache| {
+        let head = CheckpointSource::Folder(repository(ASSISTANT));
+        let checkpoint = target.with_draft_model(&head).expect("the head opens").with_draft_head(true);
+        let bench = Bench::of(checkpoint.with_cache(cache), 2);
+        let case = Case::read(ASSISTANT, &bench.checkpoint, "long");
+        let mut sequence = bench.sequence(&case, &[]);
+        let prompt = sequence.prompt_left();
+        // The next token is known, so that the draft does not depend on the sampled token.
+        bench.step_and_draft(&mut [sequence.next_chunk(prompt - 1)], 1).drafts.concat().concat()
+    };
+    let plain = first_draft(open(ASSISTANT_TARGET), CacheFormat::Plain);
+    for target in [open(ASSISTANT_TARGET), scaled.open()] {
+        let error = relative_error(&first_draft(target, CacheFormat::Fp8), &plain);
+        assert!((1e-4..0.3).contains(&error), "{error:e}");
+    }
+}
+
+#[test]
 fn the_plan_counts_the_draft_heads_cache_layer_and_weights() {
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     for rank in Rank::all(2) {
@@ -454,7 +568,7 @@ fn every_shape_of_the_family_has_a_draft_head() {
     for name in shapes().filter(|name| name.starts_with("qwen3.5")) {
         let settings = open_random(shape_settings(name).expect("a known shape")).with_draft_head(true);
         let model = Model::plan(&settings, &CPU).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!(model.config().decoder().draft_layers(), 1, "{name}");
+        assert_eq!(model.config().decoder().draft_cache_layers(), 1, "{name}");
     }
     let random = |name| open_random(random_checkpoint(name, 3).expect("a known shape")).with_draft_head(true);
     for name in ["qwen3.5-tiny", "qwen3.5-moe-tiny"] {

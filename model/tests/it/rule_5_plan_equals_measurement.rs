@@ -40,8 +40,13 @@ const QWEN3: &str = "tests/golden/qwen3";
 const MIXTURES: [&str; 2] = ["tests/golden/qwen3_moe", "tests/golden/qwen3_vl_moe"];
 /// Checkpoints with gated delta nets. The second has experts and a shared expert.
 const HYBRIDS: [&str; 2] = ["tests/golden/qwen3_5", "tests/golden/qwen3_5_moe"];
-/// Heads of checkpoints with attention in all layers.
-const EAGLE3: [&str; 2] = ["tests/golden/eagle3", "tests/golden/eagle3_vl"];
+/// Draft models of checkpoints with attention in all layers.
+const DRAFT_MODELS: [&str; 4] = [
+    "tests/golden/eagle3",
+    "tests/golden/eagle3_vl",
+    "tests/golden/gemma4_assistant",
+    "tests/golden/gemma4_assistant_vl",
+];
 /// Checkpoints with FP8 weights: by block, by channel, by tensor, and with experts. The experts'
 /// gated products are quantized, and the router reads unquantized rows.
 const FP8: [&str; 4] = [
@@ -271,8 +276,10 @@ fn worst_cases_with_a_draft_head_take_their_planned_memory() {
         HYBRIDS.into_iter().for_each(|folder| with_head(Cpu::new(2), folder, projection));
         bench::on_ranks(2, |cpu| with_head(cpu, HYBRIDS[0], projection));
     }
-    EAGLE3.into_iter().for_each(|folder| with_head(Cpu::new(2), folder, DraftProjection::Decoder));
-    bench::on_ranks(2, |cpu| with_head(cpu, EAGLE3[1], DraftProjection::Decoder));
+    DRAFT_MODELS.into_iter().for_each(|folder| with_head(Cpu::new(2), folder, DraftProjection::Decoder));
+    for folder in &DRAFT_MODELS[1..3] {
+        bench::on_ranks(2, |cpu| with_head(cpu, folder, DraftProjection::Decoder));
+    }
 }
 
 #[test]
@@ -411,7 +418,11 @@ impl Within<'_> {
     fn launch(&mut self) -> Option<Pass> {
         let (merge, patch) = (self.model.config().merge()?, self.model.config().patch()?);
         let launch = self.envelope.launch_patches.min(merge.patches(self.capacity.cache_rows));
+        let tile = self.model.config().tile();
         let most = merge.tokens(launch.min(self.envelope.picture_patches));
+        if most < tile.map_or(1, |tile| tile.tokens(merge)) {
+            return None;
+        }
         let mut left = merge.tokens(launch);
         // The pass has many small pictures or a few large pictures, in a full
         // or partial encode batch.
@@ -420,12 +431,17 @@ impl Within<'_> {
         let mut pictures = Vec::new();
         let next = Cell::new(0u32);
         while left > 0 && (full || pictures.is_empty() || self.random.below(12) > 0) {
-            let rows = self.up_to(most.min(left));
-            let columns = self.up_to(most.min(left) / rows);
-            left -= rows * columns;
-            let side = merge.side();
-            let grid = Grid { t: 1, h: (rows * side) as u32, w: (columns * side) as u32 };
-            let first = next.replace(next.get() + (rows * columns) as u32);
+            let grid = tile.unwrap_or_else(|| {
+                let rows = self.up_to(most.min(left));
+                let columns = self.up_to(most.min(left) / rows);
+                let side = merge.side();
+                Grid { t: 1, h: (rows * side) as u32, w: (columns * side) as u32 }
+            });
+            if grid.tokens(merge) > left {
+                break;
+            }
+            left -= grid.tokens(merge);
+            let first = next.replace(next.get() + grid.tokens(merge) as u32);
             // A still picture, or a step of a video with fewer frames than the maximum.
             let frames = 1 + self.random.below(patch.frames);
             let patches = ResizedImage::blank(grid, PatchSize { frames, ..patch });
@@ -490,11 +506,11 @@ proptest! {
     ) {
         let hopper = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         let targets = [Target::Cpu { threads }, Target::Cuda(hopper)];
-        for (folder, target) in [QWEN2_5_VL, QWEN2, QWEN3, LLAMA, FP8[0], FP8[3]].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
+        for (folder, target) in [QWEN2_5_VL, QWEN2, QWEN3, LLAMA, FP8[0], FP8[3]].iter().chain(&GEMMA).flat_map(|folder| targets.map(|target| (folder, target))) {
             let model = Model::plan(&bench::open(folder), &target).expect("the model can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }
-        for (folder, target) in HYBRIDS.iter().chain(&EAGLE3).flat_map(|folder| targets.map(|target| (folder, target))) {
+        for (folder, target) in HYBRIDS.iter().chain(&DRAFT_MODELS).flat_map(|folder| targets.map(|target| (folder, target))) {
             let projection = [DraftProjection::Decoder, DraftProjection::Int4][seed as usize % 2];
             let checkpoint = bench::open_with_head(folder).with_draft_projection(projection);
             let model = Model::plan(&checkpoint, &target).expect("the model can be planned");

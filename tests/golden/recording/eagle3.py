@@ -178,10 +178,10 @@ def drafts(model, name, tensors, inputs, prompt):
 def case_inputs(root, folder, facts, answer):
     """The prompt of a recorded case and the tokens that follow it."""
     if not facts.get("images"):
-        inputs = dict(AutoTokenizer.from_pretrained(folder)(facts["prompt"], return_tensors="pt"))
+        inputs = dict(AutoTokenizer.from_pretrained(folder)(facts["prompt"], return_tensors="pt", add_special_tokens=False))
     else:
         images = [Image.open(root / "pictures" / file).convert("RGB") for file in facts["images"]]
-        inputs = dict(AutoProcessor.from_pretrained(folder)(text=[facts["prompt"]], images=images, return_tensors="pt"))
+        inputs = dict(AutoProcessor.from_pretrained(folder)(text=[facts["prompt"]], images=images, return_tensors="pt", add_special_tokens=False))
     inputs["input_ids"] = torch.cat([inputs["input_ids"], answer[None]], 1)
     types = inputs.pop("mm_token_type_ids", None)
     if types is not None:

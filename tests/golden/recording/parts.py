@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from . import config_defaults, eagle3, fp8, fp8_hybrids, gemma3, gemma4, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
+from . import config_defaults, eagle3, fp8, fp8_hybrids, gemma3, gemma4, gemma4_assistant, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
 from . import packed_weights, qwen3_5, qwen3_vl, size_tables, template_cases, text_families, tokenizer
 from .packages import read_inputs
 
@@ -24,6 +24,7 @@ PARTS = {
     "internvl": internvl.record,
     "gemma3": gemma3.record,
     "gemma4": gemma4.record,
+    "gemma4_assistant": gemma4_assistant.record,
     "processor": image_processor.record,
     "cmyk": image_formats.record_cmyk,
     "animations": image_formats.record_animations,

@@ -10,7 +10,7 @@ use bursar_budgets::{Bytes, Label};
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     error::SamplingError,
-    flow::{CacheGroups, Token},
+    flow::{CacheGroups, DraftPositions, Token},
     sampling::Score,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -71,8 +71,8 @@ pub struct SchedulerArguments {
     /// The probability with which each draft is accepted, if drafts are not compared with the
     /// sampler's choices.
     pub synthetic_acceptance: Option<f64>,
-    /// Whether the model was loaded with its draft head.
-    pub has_draft_head: bool,
+    /// The positions of the draft head's drafts, if the model was loaded with a draft head.
+    pub draft_head: Option<DraftPositions>,
     /// See [`FamilyConfig::whole_picture_tokens`](bursar_model::registry::FamilyConfig::whole_picture_tokens).
     pub whole_picture_tokens: usize,
     /// Slots for recurrent states; 0 for a model whose layers are all attention.
@@ -176,7 +176,7 @@ impl Actor for SchedulerActor {
                 .with_token_interval(arguments.pacing.token_interval())
                 .with_tenants(arguments.tenant_weights.clone())
                 .with_fixed_drafts(arguments.has_fixed_drafts)
-                .with_draft_head(arguments.has_draft_head)
+                .with_draft_head(arguments.draft_head)
                 .with_states(arguments.state_slots)
                 .with_host(arguments.host_slots, arguments.pacing.copy_costs())
                 .with_host_states(

@@ -23,7 +23,7 @@ use std::{
 };
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{CacheGroups, FurtherDrafts, NextToken, SequencePart, StateSlots, StepBatch};
+use bursar_model::flow::{CacheGroups, DraftPositions, FurtherDrafts, NextToken, SequencePart, StateSlots, StepBatch};
 
 pub use self::input::{Effect, Input};
 use super::{
@@ -115,8 +115,8 @@ pub struct SchedulerCore {
     stepped_at: Duration,
     /// Tokens of the largest picture, if no step may end within a picture; otherwise 0.
     whole_picture_tokens: usize,
-    /// Whether each step also runs the model's draft head.
-    has_draft_head: bool,
+    /// The positions of the draft head's drafts, if each step also runs a draft head.
+    draft_head: Option<DraftPositions>,
     /// The draft head's proposals, received just before the end of their step.
     drafted: Vec<Vec<u32>>,
     /// The history of sequences that their drivers will admit again.
@@ -156,7 +156,7 @@ impl SchedulerCore {
             draft_limit: Some(DraftLimit::new(limits.draft_tokens)),
             stepped_at: Duration::ZERO,
             whole_picture_tokens: 0,
-            has_draft_head: false,
+            draft_head: None,
             drafted: Vec::new(),
             sent_away: BTreeMap::new(),
             now: Duration::ZERO,
@@ -211,11 +211,12 @@ impl SchedulerCore {
         self
     }
 
-    /// Runs the model's draft head in each step. Its keys and values are computed for all tokens,
-    /// also in steps without drafts.
+    /// Runs the model's draft head, if it has one, in each step. The head's keys and values are
+    /// computed for all tokens, also in steps without drafts. `draft_head` says where further drafts
+    /// are.
     #[must_use]
-    pub fn with_draft_head(mut self, has_draft_head: bool) -> Self {
-        self.has_draft_head = has_draft_head;
+    pub fn with_draft_head(mut self, draft_head: Option<DraftPositions>) -> Self {
+        self.draft_head = draft_head;
         self
     }
 
@@ -449,7 +450,7 @@ impl SchedulerCore {
                     tables: tables[place].blocks.clone(),
                 }),
             });
-            let next_token = match (self.has_draft_head, &chosen) {
+            let next_token = match (self.draft_head.is_some(), &chosen) {
                 (true, None) => sequence.after_next(count),
                 (true, Some(_)) | (false, _) => NextToken::Chosen,
             };
@@ -480,7 +481,7 @@ impl SchedulerCore {
         }
         let has_prompts = shares.iter().any(|share| !self.running[&share.sequence].is_decoding());
         let parts = shares.iter().map(|share| share.sequence).collect();
-        let batch = if self.has_draft_head {
+        let batch = if self.draft_head.is_some() {
             StepBatch::pack_with_drafts(&packed, &next_tokens)
         } else {
             StepBatch::pack(&packed)

@@ -70,11 +70,11 @@ impl<B: Backend> ModelRunner<B> {
         tokens: usize,
         logit_rows: usize,
     ) -> Result<Option<DraftMemory<'s>>, KernelError> {
-        let width = self.model.config().decoder().draft_width();
-        has_drafts.then(|| DraftMemory::take(scope, width, tokens, logit_rows)).transpose()
+        let decoder = self.model.config().decoder();
+        has_drafts.then(|| DraftMemory::take(scope, decoder, tokens, logit_rows)).transpose()
     }
 
-    /// Launches the draft head on all rows of a step, which the decoder has written to
+    /// Launches the draft head on the draft rows of a step, which the decoder has written to
     /// `memory.hidden`. Writes the first draft after each row of logits.
     pub(super) fn draft(
         &self,
@@ -136,6 +136,7 @@ impl<B: Backend> ModelRunner<B> {
         let last: Vec<u32> = sequences.iter().map(|sequence| drafts[sequence.index][0]).collect();
         let places: Vec<_> = sequences.iter().map(|sequence| (sequence.place, sequence.accepted)).collect();
         let (count, width) = (sequences.len(), output.columns());
+        let positions = self.model.config().decoder().draft_positions();
         let layers = self.memory.layer_caches(&self.model);
         // Two tensors of rows are enough for any number of passes. They take less memory than the
         // logits of the drafts that the next step verifies. The worst cases of a step include those
@@ -145,7 +146,7 @@ impl<B: Backend> ModelRunner<B> {
         scope.gather_rows_into(output, &scope.upload([count], &rows)?, &mut hidden)?;
         scope.upload_into(&last, &mut drafted.row_range_mut(0..count))?;
         for further in 1..=passes {
-            let batch = FurtherDrafts::batch(&places, further);
+            let batch = FurtherDrafts::batch(&places, further, positions);
             let (before, mut drafted) = drafted.split_rows_mut(further * count);
             let tokens = before.row_range((further - 1) * count..further * count);
             let caches = StepCaches { layers: &layers, pictures: None, previous: &tokens };

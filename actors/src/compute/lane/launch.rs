@@ -84,8 +84,8 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Launches the decoder for a step, then the kernels that choose its tokens, and starts the
-    /// download of the tokens. If `hidden` `[tokens, hidden]` is given, it receives the rows that a
-    /// draft head reads.
+    /// download of the tokens. If `hidden` `[draft rows, draft width]` is given, it receives the
+    /// rows that a draft head reads.
     fn choose(
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,

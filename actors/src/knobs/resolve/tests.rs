@@ -268,6 +268,9 @@ fn a_draft_model_without_a_method_selects_eagle3() {
     assert_eq!(place(&folder), std::env::current_dir().ok().map(|folder| folder.display().to_string()));
     let off = options(json!({ "draft_model": ".", "draft_tokens": 0 })).expect("the options are consistent");
     assert_eq!(place(&off), None, "without drafts, no draft model is fetched");
+    // The form that vLLM's documentation gives for Gemma 4 assistants.
+    let assistant = options(json!({ "speculative_config": { "method": "mtp", "model": "." } }));
+    assert_eq!(assistant.expect("the options are consistent").limits.draft_tokens, Some(3));
     let mtp = Knobs { draft_method: Some(DraftMethod::Mtp), ..Knobs::default() };
     assert!(mtp.over(folder).expect("the options are consistent").draft_model.is_none());
 }
@@ -277,8 +280,8 @@ fn settings_of_drafts_without_their_method_are_refused() {
     for (settings, message) in [
         (json!({ "draft_method": "eagle3" }), "`draft_method` is eagle3; expected `draft_model` to be set"),
         (json!({ "draft_quantization": "int4" }), "`draft_quantization` is int4; expected no value"),
-        (json!({ "draft_quantization": "int4", "draft_method": "ngram" }), "because `draft_method` is not mtp"),
-        (json!({ "draft_quantization": "int4", "draft_model": "a/b" }), "because `draft_method` is not mtp"),
+        (json!({ "draft_quantization": "int4", "draft_method": "ngram" }), "because int4 needs `draft_method` mtp"),
+        (json!({ "draft_quantization": "int4", "draft_model": "a/b" }), "because int4 needs `draft_method` mtp"),
     ] {
         let error = read(settings).expect("each setting is valid").options().expect_err("the settings are refused");
         assert!(error.to_string().contains(message) || error.hint().contains(message), "{error}: {}", error.hint());
@@ -315,7 +318,7 @@ fn vllms_speculative_config_sets_drafts() {
         (json!({ "method": "eagle" }), "`speculative_config.method` is eagle", "ngram, mtp, eagle3 or none"),
         (json!({ "draft_model": "a/b" }), "speculative_config.draft_model", "see docs/knobs.md"),
         (json!({ "method": "eagle3", "model": "a/b", "prompt_lookup_max": 3 }), "expected no value", "is eagle3"),
-        (json!({ "method": "mtp", "model": "a/b" }), "`draft_model` is a/b; expected no value", "not eagle3"),
+        (json!({ "method": "ngram", "model": "a/b" }), "`draft_model` is a/b; expected no value", "neither eagle3"),
         (json!({ "num_speculative_tokens": -1 }), "a whole number, 0 for none", "num_speculative_tokens"),
         (json!({ "prompt_lookup_max": 2, "prompt_lookup_min": 3 }), "at most `draft_ngram_max`", "draft_ngram_min"),
         (json!(4), "an object of names and values", "speculative_config"),

@@ -126,11 +126,18 @@ fn drafts_are_verified_the_same_with_and_without_graphs() {
 }
 
 #[test]
-fn drafts_of_eagle3_heads_are_the_same_with_and_without_graphs() {
+fn drafts_of_draft_models_are_the_same_with_and_without_graphs() {
     let folder = |name| CheckpointSource::Folder(bursar_golden::path(name));
-    for (head, target, axes) in [("eagle3", "llama", 1), ("eagle3_vl", "qwen3_vl", 3)] {
+    for (head, target) in [
+        ("eagle3", "llama"),
+        ("eagle3_vl", "qwen3_vl"),
+        ("gemma4_assistant", "gemma4_sharing"),
+        ("gemma4_assistant_vl", "gemma4"),
+    ] {
         let checkpoint = open(folder(target)).with_draft_model(&folder(head)).expect("the head opens");
-        let usual = GraphLimits::without_drafts(4, 180, StepFormat { axes, ..FORMAT });
+        let checkpoint = checkpoint.with_draft_head(true);
+        let format = FamilyConfig::of(&checkpoint).expect("the settings are valid").decoder().step_format();
+        let usual = GraphLimits::without_drafts(4, 180, format);
         let of_rows = GraphLimits { logit_rows: 16, decode_rows: 16, has_draft_head: true, ..usual };
         assert_graphs_keep_drafted_replies(checkpoint, GraphLimits { has_linked_rows: true, ..of_rows }, false);
     }

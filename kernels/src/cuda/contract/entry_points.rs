@@ -46,6 +46,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     /// `None` for head dimensions that have no such kernel.
     pub attention_windows: ByPackedHeadDim<Option<F>>,
     pub clamp: F,
+    pub clustered_argmax: F,
     pub embed: F,
     pub embed_scaled: F,
     pub experts: F,
@@ -276,6 +277,7 @@ impl<F> EntryPoints<F> {
             attention_paged: all.by_head_dim(ATTENTION_PREFILL, "attention_paged")?,
             attention_windows: all.of_windows(ATTENTION_PREFILL, "attention_windows")?,
             clamp: all.typed(waiting("clamp"), "clamp")?,
+            clustered_argmax: all.typed(waiting("clustered_argmax"), "clustered_argmax")?,
             embed: all.typed(waiting("embed"), "embed")?,
             embed_scaled: all.typed(waiting("embed"), "embed_scaled")?,
             experts: all.typed(EXPERTS, "experts")?,

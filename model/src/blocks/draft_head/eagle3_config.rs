@@ -3,57 +3,14 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::{
-    blocks::{
-        axes_rule::AxesRule,
-        config_error::ConfigError,
-        config_keys,
-        decoder_config::{DecoderConfig, DecoderDefaults, DraftHeadConfig, Eagle3Config, LayerKind},
-        sliding_window::{SlidingWindow, WindowRule},
-    },
-    checkpoint::Checkpoint,
+use super::select::check_fit;
+use crate::blocks::{
+    axes_rule::AxesRule,
+    config_error::ConfigError,
+    config_keys,
+    decoder_config::{DecoderConfig, DecoderDefaults, Eagle3Config, LayerKind},
+    sliding_window::{SlidingWindow, WindowRule},
 };
-
-/// Selects the draft head that `checkpoint` asks for: none, the head in the model's own checkpoint,
-/// or the head of a [draft model](Checkpoint::with_draft_model).
-///
-/// # Errors
-/// [`ConfigError::NoDraftHead`] if the model has no draft head. [`ConfigError::Unsupported`] if its
-/// head has more than one layer or a separate embedding. [`ConfigError::DraftModel`] if the draft
-/// model is not an EAGLE-3 head for this decoder.
-pub fn select_draft_head(decoder: &mut DecoderConfig, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
-    let unsupported = |field: &str, value: String, supported| {
-        Err(ConfigError::Unsupported { field: field.to_owned(), value, supported })
-    };
-    let own = decoder.draft_head.take();
-    if !checkpoint.loads_draft_head() {
-        return Ok(());
-    }
-    if let Some(config) = checkpoint.draft_model() {
-        // The head's layer would need blocks of other sizes than the layers of its cache group.
-        if decoder.full_attention.is_some() {
-            return Err(ConfigError::DraftModel(Box::new(ConfigError::Unsupported {
-                field: "global_head_dim".to_owned(),
-                value: "set for the decoder".to_owned(),
-                supported: "decoders whose layers all have heads of one size",
-            })));
-        }
-        let head = read(config, decoder).map_err(|error| ConfigError::DraftModel(Box::new(error)))?;
-        decoder.draft_head = Some(DraftHeadConfig::Eagle3(Box::new(head)));
-        return Ok(());
-    }
-    match own {
-        None => return Err(ConfigError::NoDraftHead),
-        Some(DraftHeadConfig::Mtp { layers: 1, has_embedding: true }) => {
-            return unsupported("mtp_use_dedicated_embeddings", true.to_string(), "false");
-        }
-        Some(DraftHeadConfig::Mtp { layers, .. }) if layers != 1 => {
-            return unsupported("mtp_num_hidden_layers", layers.to_string(), "1");
-        }
-        own => decoder.draft_head = own,
-    }
-    Ok(())
-}
 
 /// Keys of an EAGLE-3 head that a Llama configuration does not have.
 #[derive(Deserialize)]
@@ -80,7 +37,18 @@ const EAGLE: [(&str, Value); 4] = [
 
 /// Reads the head's `config.json`, in the layout of the EAGLE authors, or with the layer's settings
 /// in `transformer_layer_config` (speculators). `decoder` verifies the drafts.
-fn read(config: &Map<String, Value>, decoder: &DecoderConfig) -> Result<Eagle3Config, ConfigError> {
+///
+/// # Errors
+/// [`ConfigError`] if a setting is not supported, or if the head does not fit the decoder.
+pub fn read(config: &Map<String, Value>, decoder: &DecoderConfig) -> Result<Eagle3Config, ConfigError> {
+    // The head's layer would need blocks of other sizes than the layers of its cache group.
+    if decoder.full_attention.is_some() {
+        return Err(ConfigError::Unsupported {
+            field: "global_head_dim".to_owned(),
+            value: "set for the decoder".to_owned(),
+            supported: "decoders whose layers all have heads of one size",
+        });
+    }
     let fields = Fields::deserialize(config)?;
     let inner = config_keys::part(config, "transformer_layer_config")?;
     let layer = layer(inner.map_or("", |_| "transformer_layer_config."), inner.unwrap_or(config), decoder)?;
@@ -93,10 +61,10 @@ fn read(config: &Map<String, Value>, decoder: &DecoderConfig) -> Result<Eagle3Co
         Some(size) => ("target_hidden_size", size),
         None => ("hidden_size", layer.hidden),
     };
-    fits(field, size, decoder.hidden)?;
-    fits("vocab_size", layer.vocabulary, decoder.vocabulary)?;
-    fits("num_key_value_heads", layer.kv_heads, decoder.kv_heads)?;
-    fits("head_dim", layer.head_dim, decoder.head_dim)?;
+    check_fit(field, size, decoder.hidden)?;
+    check_fit("vocab_size", layer.vocabulary, decoder.vocabulary)?;
+    check_fit("num_key_value_heads", layer.kv_heads, decoder.kv_heads)?;
+    check_fit("head_dim", layer.head_dim, decoder.head_dim)?;
     let vocabulary = fields.draft_vocab_size.unwrap_or(layer.vocabulary);
     ConfigError::check_size("draft_vocab_size", vocabulary, layer.vocabulary)?;
     // The top level lists the layers whose inputs are read, as in vLLM. `eagle_config` lists the layers
@@ -123,15 +91,6 @@ fn layer_outputs(config: &Map<String, Value>) -> Result<Option<Vec<usize>>, Conf
         Some((key, value)) => Err(config_keys::unknown("eagle_config.", key, value)),
         None => Ok(Option::deserialize(config.get(LAYERS).unwrap_or(&Value::Null))?),
     }
-}
-
-/// Refuses a size that differs from the decoder's. The head uses the decoder's embedding, rows and
-/// blocks of keys and values.
-fn fits(field: &str, size: usize, of_model: usize) -> Result<(), ConfigError> {
-    if size == of_model {
-        return Ok(());
-    }
-    Err(ConfigError::Contradiction(format!("{field} is {size}, but the model has {of_model}")))
 }
 
 /// The layers whose input rows the head reads. The default is that of the EAGLE authors: the third

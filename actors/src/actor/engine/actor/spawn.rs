@@ -66,14 +66,13 @@ impl EngineState {
         let family = &start.loaded.context.family;
         let decoder = family.decoder();
         let whole_picture_tokens = family.whole_picture_tokens(start.loaded.context.envelope.picture_patches);
-        let (cache_groups, has_draft_head) = (decoder.cache_groups(), decoder.draft_head.is_some());
         let arguments = SchedulerArguments {
             limits,
-            cache_groups,
+            cache_groups: decoder.cache_groups(),
             whole_picture_tokens,
             has_fixed_drafts: self.arguments.options.has_fixed_drafts,
             synthetic_acceptance: self.arguments.options.synthetic_acceptance,
-            has_draft_head,
+            draft_head: decoder.draft_head.as_ref().map(|_| decoder.draft_positions()),
             lane,
             model,
             block_bytes,

@@ -107,7 +107,7 @@ impl Bed {
             host_slots: 0,
             synthetic_acceptance: None,
             has_fixed_drafts: false,
-            has_draft_head: false,
+            draft_head: None,
             whole_picture_tokens: 0,
             state_slots: 0,
             host_states: 0,

@@ -1,5 +1,7 @@
 //! The blocks of a step, and the cached tokens that it need not compute.
 
+use bursar_model::flow::DraftPositions;
+
 use super::{Charge, Effect, SchedulerCore, SequenceTokens};
 use crate::kv::{Allotment, BlockRequest, SequenceId, Table};
 
@@ -32,7 +34,7 @@ impl SchedulerCore {
                 shares = self.shares();
                 continue;
             }
-            if short_by > 0 && shares.iter().any(|share| share.drafts + share.further > 0) {
+            if short_by > 0 && shares.iter().any(|share| self.draft_slots(share) > 0) {
                 self.give_up_drafts(&mut shares);
                 continue;
             }
@@ -67,9 +69,18 @@ impl SchedulerCore {
         BlockRequest {
             sequence: share.sequence,
             held: sequence.cached,
-            more: share.tokens + share.drafts + share.further,
-            tokens: sequence.tokens() + share.drafts + share.further,
+            more: share.tokens + self.draft_slots(share),
+            tokens: sequence.tokens() + self.draft_slots(share),
             prefix: sequence.takeable().to_vec(),
+        }
+    }
+
+    /// Slots of KV blocks that the drafts of a step need. A draft head with constant positions
+    /// caches nothing for further drafts.
+    fn draft_slots(&self, share: &SequenceTokens) -> usize {
+        match self.draft_head {
+            Some(DraftPositions::Constant) => share.drafts,
+            Some(DraftPositions::Advancing) | None => share.drafts + share.further,
         }
     }
 

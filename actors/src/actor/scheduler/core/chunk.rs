@@ -82,7 +82,7 @@ impl SchedulerCore {
     /// sequence of the next step. The lane waits for the tokens of a step with further drafts, so
     /// no such step is planned ahead.
     fn further_drafts_max(&self, drafts_max: usize) -> usize {
-        if !self.has_draft_head || !self.under_way.is_empty() || drafts_max == 0 && self.has_streams() {
+        if self.draft_head.is_none() || !self.under_way.is_empty() || drafts_max == 0 && self.has_streams() {
             return 0;
         }
         self.drafts_among(self.running.len()).saturating_sub(1)

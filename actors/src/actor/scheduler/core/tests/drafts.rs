@@ -1,6 +1,7 @@
 //! Tests of steps that verify drafted tokens.
 
 use bursar_kernels::UnseenToken;
+use bursar_model::flow::DraftPositions;
 
 use super::*;
 use crate::{
@@ -160,7 +161,11 @@ fn headed(id: u64, prompt: &[u32], tokens_max: usize) -> NewSequence {
 
 /// A scheduler for a model with a draft head.
 fn with_head(running_max: usize, limits: Limits) -> Bed {
-    Bed::of(SchedulerCore::new(limits).with_draft_head(true), running_max)
+    with_head_at(DraftPositions::Advancing, running_max, limits)
+}
+
+fn with_head_at(positions: DraftPositions, running_max: usize, limits: Limits) -> Bed {
+    Bed::of(SchedulerCore::new(limits).with_draft_head(Some(positions)), running_max)
 }
 
 impl Bed {
@@ -219,6 +224,13 @@ fn blocks_reserved_for_further_drafts_are_released() {
     bed.chose_and_drafted(&[&[30]], &[&[]]);
     bed.cancel(1).chose(&[&[31]]);
     bed.assert_all_returned();
+    // Further drafts at one position have no keys and values. The drafts that a step verifies have.
+    let mut bed = with_head_at(DraftPositions::Constant, 2, drafting(1, 64, 3, 8));
+    bed.admit(headed(1, &prompt, 30));
+    assert_eq!(bed.running.front().expect("a step").rows[0].further.as_ref().expect("further drafts").count, 7);
+    assert_eq!(bed.scheduler.kv().usage().held, 1, "only the prompt");
+    bed.chose_and_drafted(&[&[20]], &[&[21, 22, 23, 24, 25, 26, 27, 28]]);
+    assert_eq!((bed.drafted()[0].len(), bed.scheduler.kv().usage().held), (8, 2));
     // In a pool that is too small for drafts, steps run without them.
     let mut bed = with_head(2, drafting(1, 64, 1, 8));
     bed.admit(headed(1, &prompt[..14], 2));
