@@ -1,6 +1,7 @@
 //! Stories of a lane on a device whose progress the story controls: which work starts while the
 //! device is busy, when each request is answered, and which work a dying lane waits for.
 
+mod drafted;
 mod leased;
 mod slow;
 
@@ -30,6 +31,10 @@ use bursar_model::{
 use leased::Leased;
 use slow::{Clock, Slow};
 
+fn open(name: &str) -> Checkpoint {
+    Checkpoint::open(CheckpointSource::Folder(bursar_golden::path(name))).expect("the checkpoint opens")
+}
+
 /// A lane with a small model on a slow device.
 struct Stage {
     lane: Lane,
@@ -45,11 +50,14 @@ const DRAWN: usize = 12;
 
 impl Stage {
     fn set() -> Stage {
+        Stage::of(open("qwen2"), 4)
+    }
+
+    /// A stage with a model and this number of KV blocks.
+    fn of(checkpoint: Checkpoint, blocks: usize) -> Stage {
         let capacity = Bytes::mib(96);
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory"));
         let leased = Leased::of(device.clone(), capacity);
-        let folder = bursar_golden::path("qwen2");
-        let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("the checkpoint opens");
         let cpu = Cpu::new(1);
         let bytes = Model::plan(&checkpoint, cpu.target()).expect("the model can be planned").weight_bytes();
         let model = Model::load(&checkpoint, &cpu, leased.segment(Class::Weights, bytes), |_, _| {
@@ -57,9 +65,10 @@ impl Stage {
         })
         .expect("the model loads");
         let shape = model.kv_shape(cpu.target());
-        let kv_bytes = KvMemory::bytes(shape, 4, device.page());
-        let kv = KvMemory::reserve(&device, shape, 4, Arc::new(leased.lease(Class::Kv, kv_bytes))).expect("addresses");
-        kv.grow_to(4).expect("memory");
+        let kv_bytes = KvMemory::bytes(shape, blocks, device.page());
+        let lease = Arc::new(leased.lease(Class::Kv, kv_bytes));
+        let kv = KvMemory::reserve(&device, shape, blocks, lease).expect("addresses");
+        kv.grow_to(blocks).expect("memory");
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(8)));
         let format = model.config().decoder().step_format();
         let graphs = GraphLimits::without_drafts(4, 64, format);
@@ -143,13 +152,13 @@ impl Stage {
             scored: 0..scores.len(),
             state: None,
         };
-        self.submit(name, &[part], vec![choice], scores)
+        self.submit(name, StepBatch::pack(&[part]), vec![choice], scores)
     }
 
     fn submit(
         &self,
         name: &'static str,
-        parts: &[SequencePart<'_>],
+        batch: StepBatch,
         choices: Vec<Choice>,
         scores: Vec<Score>,
     ) -> Receiver<Outcome> {
@@ -159,14 +168,7 @@ impl Stage {
             clock.note(format!("answer {name}"));
             drop(give.send(outcome));
         });
-        let job = StepJob {
-            batch: StepBatch::pack(parts),
-            choices,
-            scores,
-            pins: Vec::new(),
-            spans: Vec::new(),
-            answer: answer_to,
-        };
+        let job = StepJob { batch, choices, scores, pins: Vec::new(), spans: Vec::new(), answer: answer_to };
         self.lane.submit(Job::Step(Box::new(job)));
         answer
     }
@@ -323,7 +325,7 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
                 further: None,
             }
         });
-        let answer = stage.submit("drawn", &parts.collect::<Vec<_>>(), choices.collect(), Vec::new());
+        let answer = stage.submit("drawn", StepBatch::pack(&parts.collect::<Vec<_>>()), choices.collect(), Vec::new());
         let stepped = answer.recv().expect("each job is answered").expect("the step runs");
         assert!(!stepped.is_by_graph, "the step ran without a graph");
         stepped.chosen.into_iter().flatten().map(|token| token.expect("a number").id).collect()
