@@ -265,7 +265,7 @@ fn pages_are_written_in_plain_english() {
 }
 
 #[test]
-fn a_checkout_stays_under_45_megabytes() {
+fn a_checkout_stays_under_46_megabytes() {
     let mut files: Vec<(u64, String)> = files("")
         .into_iter()
         .map(|file| (fs::symlink_metadata(root().join(&file)).expect("the file is there").len(), file))
@@ -273,5 +273,5 @@ fn a_checkout_stays_under_45_megabytes() {
     files.sort();
     let bytes: u64 = files.iter().map(|(bytes, _)| bytes).sum();
     let largest = &files[files.len().saturating_sub(5)..];
-    assert!(bytes < 45_000_000, "a checkout has {bytes} bytes; the largest files are {largest:?}");
+    assert!(bytes < 46_000_000, "a checkout has {bytes} bytes; the largest files are {largest:?}");
 }

@@ -9,10 +9,11 @@ use super::error::TextError;
 use super::vocabulary_files::WORDS;
 
 // The kinds of tokens, by llama.cpp's numbers (`include/llama.h`, `llama_token_type`).
-const UNKNOWN: i64 = 2;
+/// The token for text that has no other token.
+pub const UNKNOWN: i64 = 2;
 /// A special token that represents no text.
 pub const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
+pub(super) const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
 
 /// Llama 3's word pattern (transformers 5.17, `convert_slow_tokenizer.py`, `TikTokenConverter`). It
@@ -64,6 +65,8 @@ pub struct TokenLists<'f> {
     /// Pairs of tokens with a space between the two, in the order of the merges.
     pub merges: Vec<&'f str>,
     pub splitter: Splitter,
+    /// The index of the token before each text.
+    pub bos: Option<usize>,
 }
 
 impl TokenLists<'_> {
@@ -79,14 +82,13 @@ impl TokenLists<'_> {
         }
         let (mut vocabulary, mut added, mut seen) = (Map::new(), Vec::new(), BTreeSet::new());
         for (id, (token, kind)) in self.tokens.iter().zip(&self.kinds).enumerate() {
-            // Rows that pad a vocabulary have such names and do not represent text.
-            if *kind == UNUSED && *token == format!("[PAD{id}]") {
+            if is_padding(id, token, *kind) {
                 continue;
             }
             if !seen.insert(*token) {
                 return Err(refused(format!("the token {id} occurs earlier with another id")));
             }
-            if [UNKNOWN, CONTROL, USER_DEFINED].contains(kind) {
+            if is_added(*kind) {
                 added.push(added_token(id, token, *kind != USER_DEFINED));
             }
             vocabulary.insert((*token).to_owned(), id.into());
@@ -96,7 +98,7 @@ impl TokenLists<'_> {
             "added_tokens": added,
             "normalizer": self.splitter.is_composed.then(|| json!({ "type": "NFC" })),
             "pre_tokenizer": self.splitter.pre_tokenizer(),
-            "post_processor": null,
+            "post_processor": self.bos.map(|bos| bos_first(bos, self.tokens[bos])),
             "decoder": byte_level(true),
             "model": {
                 "type": "BPE",
@@ -113,8 +115,30 @@ impl TokenLists<'_> {
     }
 }
 
+/// Whether a row of the vocabulary does not represent text. Such rows have names with their index.
+pub(super) fn is_padding(id: usize, token: &str, kind: i64) -> bool {
+    kind == UNUSED && token == format!("[PAD{id}]")
+}
+
+/// Whether a text is searched for this token before it is divided into words.
+pub(super) fn is_added(kind: i64) -> bool {
+    [UNKNOWN, CONTROL, USER_DEFINED].contains(&kind)
+}
+
+/// A post-processor that adds the token `bos` with the index `id` before each text.
+pub(super) fn bos_first(id: usize, bos: &str) -> Value {
+    let token = json!({ "SpecialToken": { "id": bos, "type_id": 0 } });
+    let text = |sequence: &str, kind: u8| json!({ "Sequence": { "id": sequence, "type_id": kind } });
+    json!({
+        "type": "TemplateProcessing",
+        "single": [token, text("A", 0)],
+        "pair": [token, text("A", 0), token, text("B", 1)],
+        "special_tokens": { bos: { "id": bos, "ids": [id], "tokens": [bos] } },
+    })
+}
+
 /// The two tokens of the merge with the index `at`.
-fn pair(at: usize, merge: &str) -> Result<[&str; 2], TextError> {
+pub(super) fn pair(at: usize, merge: &str) -> Result<[&str; 2], TextError> {
     match merge.split_once(' ') {
         Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => Ok([left, right]),
         _ => Err(refused(format!("the merge {at} does not have two tokens"))),
@@ -138,7 +162,7 @@ fn byte_level(has_words: bool) -> Value {
     json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": has_words })
 }
 
-fn added_token(id: usize, content: &str, is_special: bool) -> Value {
+pub(super) fn added_token(id: usize, content: &str, is_special: bool) -> Value {
     json!({
         "id": id,
         "content": content,
@@ -150,7 +174,7 @@ fn added_token(id: usize, content: &str, is_special: bool) -> Value {
     })
 }
 
-fn refused(reason: String) -> TextError {
+pub(super) fn refused(reason: String) -> TextError {
     TextError::Tokenizer { reason }
 }
 
@@ -167,7 +191,7 @@ mod tests {
         let recorded: Value = serde_json::from_slice(&std::fs::read(path).expect("the file exists")).expect("JSON");
         let texts = recorded["texts"].as_array().expect("texts");
         for splitter in SPLITTERS {
-            let lists = TokenLists { tokens: vec!["a"], kinds: vec![1], merges: Vec::new(), splitter };
+            let lists = TokenLists { tokens: vec!["a"], kinds: vec![1], merges: Vec::new(), splitter, bos: None };
             let tokenizer =
                 tokenizers::Tokenizer::from_bytes(lists.tokenizer_json().expect("the tokenizer JSON is built"))
                     .expect("the JSON is a tokenizer");

@@ -321,7 +321,8 @@ fn unsupported_gguf_settings_are_refused_by_name() {
         (good().with("llama.attention.value_length", number(8)), "llama.attention.value_length is 8"),
         (good().with("llama.rope.scaling.type", word("longrope")), "llama.rope.scaling.type is longrope"),
         (good().with("llama.rope.scaling.attn_factor", float(1.2)), "llama.rope.scaling.attn_factor is 1.2"),
-        (good().with("tokenizer.ggml.model", word("llama")), "tokenizer.ggml.model is llama; supported: gpt2"),
+        (good().with("tokenizer.ggml.model", word("bert")), "tokenizer.ggml.model is bert; supported: gpt2, llama and"),
+        (good().with("tokenizer.ggml.model", word("llama")), "tokenizer.ggml.scores is absent"),
         (
             good().with("tokenizer.ggml.pre", word("deepseek-coder")),
             "tokenizer.ggml.pre is deepseek-coder; supported: gpt-2, llama-bpe",

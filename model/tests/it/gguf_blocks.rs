@@ -318,6 +318,19 @@ fn ranks_keep_whole_blocks_and_widen_split_weights() {
 }
 
 #[test]
+fn gemma_in_blocks_matches_its_widened_copy() {
+    // The other matrices have rows of 48 or 60 elements, which are not whole blocks.
+    let kinds = [("attn_output", BlockType::Q4_0), ("per_layer_token_embd", BlockType::Q5_1)];
+    let content = Content::of(&golden_bytes("gguf/gemma4_sharing.gguf"));
+    let choose = |name: &str| Some(kinds.iter().find(|(part, _)| name.contains(part))?.1);
+    let [packed, wide] = content.in_blocks(choose);
+    let widened = planned(&packed, CPU).block_weights().expect("weights stay in blocks").widened.clone();
+    assert!(widened.is_empty(), "{widened:?}");
+    let [ours, theirs] = [&packed, &wide].map(|content| logits(&Bench::of(opened(content), 2), 300));
+    assert_alike(&ours, &theirs);
+}
+
+#[test]
 fn hybrids_and_mixtures_in_blocks_match_their_widened_copies() {
     for name in ["qwen3_5", "qwen3_5_moe"] {
         let content = Content::of(&golden_bytes(&format!("gguf/{name}.gguf")));

@@ -64,7 +64,7 @@ fn encoder() -> Vec<u8> {
 }
 
 /// Replaces every occurrence of `from` in a file by `to`, which must be as long.
-fn replaced(mut bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
+pub fn replaced(mut bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
     assert_eq!(from.len(), to.len());
     let places: Vec<_> = (0..bytes.len() - from.len()).filter(|at| bytes[*at..].starts_with(from)).collect();
     assert!(!places.is_empty(), "the file has {}", String::from_utf8_lossy(from));
@@ -73,7 +73,7 @@ fn replaced(mut bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
 }
 
 /// Replaces the number of a setting.
-fn set(mut bytes: Vec<u8>, name: &str, number: u32) -> Vec<u8> {
+pub fn set(mut bytes: Vec<u8>, name: &str, number: u32) -> Vec<u8> {
     let at = bytes.windows(name.len()).position(|at| at == name.as_bytes()).expect("the file has the setting");
     let value = at + name.len() + 4;
     bytes[value..value + 4].copy_from_slice(&number.to_le_bytes());

@@ -22,6 +22,7 @@ mod gemma3;
 mod gemma4;
 mod gguf;
 mod gguf_blocks;
+mod gguf_gemma;
 mod gguf_hybrids;
 mod golden_fp8;
 mod golden_processor;

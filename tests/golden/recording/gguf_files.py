@@ -1,4 +1,4 @@
-"""GGUF files of five checkpoints, quantized blocks, and splitters, with the package `gguf` 0.19.
+"""GGUF files of eight checkpoints, quantized blocks, and splitters, with the package `gguf` 0.19.
 
 Names, metadata and rows match those of llama.cpp's `convert_hf_to_gguf.py`."""
 
@@ -24,6 +24,10 @@ FILES = {"llama": (BF16, BF16), "qwen2": (F16, F16), "qwen3": (BF16, F32)}
 # Hybrid models, by name and architecture. The file of the first model's vision encoder is also
 # recorded.
 HYBRIDS = {"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe"}
+# Models with SentencePiece vocabularies, by name and architecture.
+GEMMAS = {"gemma3_text": "gemma3", "gemma4_sharing": "gemma4", "gemma4_moe": "gemma4"}
+# The tokens that llama.cpp's chat parser reads in the text of replies (`conversion/gemma.py`).
+VISIBLE = {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'}
 BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 # `tools/cpu/gguf_peers.py record` recorded this file from a real model.
 PEERS = "gguf/smollm2.json"
@@ -65,8 +69,6 @@ def add_settings(writer, config, architecture):
 
 def add_vocabulary(writer, source, size, splitter="qwen2"):
     tokenizer = json.loads((source / "tokenizer.json").read_text())
-    settings = json.loads((source / "tokenizer_config.json").read_text())
-    template = source / "chat_template.jinja"
     ids = {token: id for token, id in tokenizer["model"]["vocab"].items()}
     kinds = dict.fromkeys(ids.values(), gguf.TokenType.NORMAL)
     for token in tokenizer["added_tokens"]:
@@ -78,7 +80,13 @@ def add_vocabulary(writer, source, size, splitter="qwen2"):
     writer.add_token_list([texts.get(id, f"[PAD{id}]") for id in range(size)])
     writer.add_token_types([kinds.get(id, gguf.TokenType.UNUSED) for id in range(size)])
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]])
-    for key, add in [("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id), ("pad_token", writer.add_pad_token_id)]:
+    add_special_tokens(writer, source, ids)
+
+
+def add_special_tokens(writer, source, ids):
+    settings, template = json.loads((source / "tokenizer_config.json").read_text()), source / "chat_template.jinja"
+    for key, add in [("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id),
+                     ("pad_token", writer.add_pad_token_id), ("unk_token", writer.add_unk_token_id)]:  # fmt: skip
         token = settings.get(key)
         if token is not None:
             add(ids[token["content"] if isinstance(token, dict) else token])
@@ -261,6 +269,94 @@ def write_vision(path, source, config, tensors):
     finish(writer)
 
 
+def add_pieces(writer, source, size):
+    """A SentencePiece vocabulary. Gemma 3's files have scores, from which the order of merges follows; Gemma 4's have merges."""
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    ids, special = tokenizer["model"]["vocab"], {token["content"] for token in tokenizer["added_tokens"]}
+    kinds = {id: gguf.TokenType.BYTE if re.fullmatch("<0x[0-9A-F]{2}>", text) else gguf.TokenType.NORMAL for text, id in ids.items()}
+    kinds |= {ids[text]: gguf.TokenType.USER_DEFINED if text in VISIBLE else gguf.TokenType.CONTROL for text in special}
+    kinds[ids["<unk>"]] = gguf.TokenType.UNKNOWN
+    texts = {id: token for token, id in ids.items()}
+    has_merges = writer.arch == "gemma4"
+    writer.add_tokenizer_model("gemma4" if has_merges else "llama")
+    writer.add_token_list([texts.get(id, f"[PAD{id}]") for id in range(size)])
+    writer.add_token_scores([-1000.0 if has_merges else -float(id) for id in range(size)])
+    writer.add_token_types([kinds.get(id, gguf.TokenType.UNUSED) for id in range(size)])
+    if has_merges:
+        writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_add_space_prefix(False)
+    writer.add_add_bos_token(True)
+    add_special_tokens(writer, source, ids)
+
+
+def add_gemma_settings(writer, config):
+    is_new, layers = writer.arch == "gemma4", config["num_hidden_layers"]
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_file_type(0)
+    width, kv_heads = config["intermediate_size"], config["num_key_value_heads"]
+    if not is_new:
+        writer.add_feed_forward_length(width)
+        writer.add_head_count_kv(kv_heads)
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_rope_freq_base(config["rope_theta"])
+        return
+    is_windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+    rope, sharing, full_heads = config["rope_parameters"], config["num_kv_shared_layers"], config["num_global_key_value_heads"]
+    wide = 2 * width if config["use_double_wide_mlp"] else width
+    writer.add_feed_forward_length([width] * (layers - sharing) + [wide] * sharing if wide > width else width)
+    writer.add_head_count_kv([kv_heads if windowed else full_heads for windowed in is_windowed] if full_heads else kv_heads)
+    writer.add_shared_kv_layers(sharing)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern(is_windowed)
+    for length, of_windows in [(writer.add_key_length, writer.add_key_length_swa), (writer.add_value_length, writer.add_value_length_swa),
+                               (writer.add_rope_dimension_count, writer.add_rope_dimension_count_swa)]:  # fmt: skip
+        length(config["global_head_dim"])
+        of_windows(config["head_dim"])
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    pairs = config["global_head_dim"] // 2
+    rotated = int(pairs * rope["full_attention"]["partial_rotary_factor"])
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * rotated + [1e30] * (pairs - rotated), np.float32))
+
+
+def write_gemma(path, source, architecture):
+    config = json.loads((source / "config.json").read_text())
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type("model")
+    add_gemma_settings(writer, config)
+    add_pieces(writer, source, config["vocab_size"])
+    # Gemma 3's files do not have the divisor of attention scores, which is the size of a head except in the 27B.
+    # The weights of the query norm make up for the divisor of this checkpoint.
+    scale = (config["head_dim"] / config.get("query_pre_attn_scalar", config["head_dim"])) ** 0.5
+    for key, tensor in load_file(source / "model.safetensors").items():
+        weight = tensor.float().numpy()
+        if architecture == "gemma3" and key.endswith("norm.weight"):
+            weight = (weight + 1) * (scale if "q_norm" in key else 1)
+        if key.endswith("router.scale"):
+            name = names.get_name(key.replace("scale", "proj")) + ".scale"
+        elif key.endswith("per_expert_scale"):
+            name = names.get_name(key.replace("router.per_expert_scale", "experts.down_proj")) + ".scale"
+        elif key.endswith(("layer_scalar", "_proj")):
+            name = names.get_name(key) + ".weight"
+        else:
+            name = names.get_name(key, (".weight",))
+        assert name, key
+        add_weight(writer, name, weight)
+    finish(writer)
+
+
 def record_blocks(folder):
     """Random blocks of each quantized type, with finite scales, and the values that `gguf.dequantize` gives."""
     random, tensors = np.random.default_rng(5), {}
@@ -302,6 +398,8 @@ def record(root, _):
         write_file(folder / f"{name}.gguf", root / name, name)
     for name in HYBRIDS:
         write_hybrid(folder, root / name, name)
+    for name, architecture in GEMMAS.items():
+        write_gemma(folder / f"{name}.gguf", root / name, architecture)
     record_blocks(folder)
     cut = lambda splitter, text: [piece for piece, _ in splitter.pre_tokenize_str(text)]  # noqa: E731
     pieces = {name: [cut(splitter, text) for text in STRINGS] for name, splitter in splitters().items()}

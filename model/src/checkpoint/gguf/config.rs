@@ -4,9 +4,10 @@
 
 use serde_json::{Map, Value, json};
 
+use super::gemma;
 use super::header::{Header, Setting};
 use super::hybrid::{self, DeltaHeads};
-use super::keys::{Keys, ROTATED, VALUE_LENGTH};
+use super::keys::{KEY_LENGTH, Keys, ROTATED, THETA, VALUE_LENGTH, WINDOW};
 use super::rope_factors;
 use super::settings::{GgufArchitecture, GgufLayers, Settings};
 use super::storage::{matrices_type, stored};
@@ -24,9 +25,6 @@ const NAMED: [(&str, &str); 7] = [
     ("vocab_size", "vocab_size"),
 ];
 const EPSILON: &str = "attention.layer_norm_rms_epsilon";
-const THETA: &str = "rope.freq_base";
-const KEY_LENGTH: &str = "attention.key_length";
-const WINDOW: &str = "attention.sliding_window";
 const CAUSAL: &str = "attention.causal";
 const SCALING: &str = "rope.scaling.type";
 const FACTOR: &str = "rope.scaling.factor";
@@ -77,35 +75,44 @@ impl Config {
         file: &[u8],
     ) -> Result<Self, CheckpointError> {
         let keys = Keys { settings, architecture: architecture.name };
-        let is_hybrid = matches!(architecture.layers, GgufLayers::Hybrid { .. });
         keys.refuse_unknown(architecture.layers)?;
         let mut fields = Map::new();
         fields.insert("architectures".to_owned(), json!([architecture.class]));
         fields.insert("model_type".to_owned(), architecture.model_type.into());
-        for (theirs, ours) in NAMED {
+        let is_of_layers = |key: &str| architecture.layers == GgufLayers::Gemma4 && gemma::OF_LAYERS.contains(&key);
+        for (theirs, ours) in NAMED.into_iter().filter(|(theirs, _)| !is_of_layers(theirs)) {
             if let Some(number) = keys.number(theirs)? {
                 fields.insert(ours.to_owned(), number.into());
             }
         }
         let heads = keys.required("attention.head_count")?;
-        let kv_heads = keys.number("attention.head_count_kv")?.unwrap_or(heads);
         let theta = keys.float(THETA)?.unwrap_or(10_000.0);
         fields.insert("rms_norm_eps".to_owned(), keys.float_required(EPSILON)?.into());
-        fields.insert("rope_theta".to_owned(), theta.into());
-        let head_dim = if is_hybrid { keys.required(KEY_LENGTH)? } else { keys.head_dim(heads)? };
-        fields.insert("head_dim".to_owned(), head_dim.into());
-        keys.refuse_window()?;
-        let by_divisors = rope_factors::scaling(settings, header, file, (theta, head_dim as usize / 2))?;
-        let scaling = keys.rope_scaling(by_divisors)?;
         let mut layers = keys.required("block_count")?;
-        let delta = if is_hybrid {
-            layers = hybrid::layers(&keys, layers)?;
-            hybrid::insert(&keys, header, (layers, head_dim, theta), scaling, &mut fields)?;
-            Some(hybrid::heads(&keys)?)
+        let (mut kv_heads, mut delta) = (heads, None);
+        if architecture.layers == GgufLayers::Gemma4 {
+            gemma::insert_gemma4(&keys, header, file, theta, &mut fields)?;
         } else {
-            fields.extend(scaling.map(|scaling| ("rope_scaling".to_owned(), scaling)));
-            None
-        };
+            kv_heads = keys.number("attention.head_count_kv")?.unwrap_or(heads);
+            let is_hybrid = matches!(architecture.layers, GgufLayers::Hybrid { .. });
+            let head_dim = if is_hybrid { keys.required(KEY_LENGTH)? } else { keys.head_dim(heads)? };
+            fields.insert("rope_theta".to_owned(), theta.into());
+            fields.insert("head_dim".to_owned(), head_dim.into());
+            let by_divisors = rope_factors::scaling(settings, header, file, (theta, head_dim as usize / 2))?;
+            let scaling = keys.rope_scaling(by_divisors)?;
+            if architecture.layers == GgufLayers::Gemma3 {
+                gemma::insert_gemma3(&keys, header, (heads, head_dim), scaling, &mut fields)?;
+            } else {
+                keys.refuse_window()?;
+                if is_hybrid {
+                    layers = hybrid::layers(&keys, layers)?;
+                    hybrid::insert(&keys, header, (layers, head_dim, theta), scaling, &mut fields)?;
+                    delta = Some(hybrid::heads(&keys)?);
+                } else {
+                    fields.extend(scaling.map(|scaling| ("rope_scaling".to_owned(), scaling)));
+                }
+            }
+        }
         of_tensors(header, &mut fields);
         let [heads, kv_heads] =
             [heads, kv_heads].map(|heads| usize::try_from(heads).unwrap_or(usize::MAX).min(usize::MAX / 2));
@@ -143,7 +150,7 @@ impl Keys<'_, '_> {
     /// Refuses unknown settings of the architecture. An architecture has few settings, and they
     /// determine the computation, so an unknown setting must not be ignored.
     fn refuse_unknown(&self, layers: GgufLayers) -> Result<(), CheckpointError> {
-        let more = hybrid::read_keys(layers);
+        let more = [hybrid::read_keys(layers).as_slice(), gemma::read_keys(layers)].concat();
         let is_read =
             |key: &str| READ.contains(&key) || more.contains(&key) || NAMED.iter().any(|(named, _)| *named == key);
         let is_neutral = |value: &Setting<'_>| {

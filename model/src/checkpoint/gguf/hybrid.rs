@@ -55,11 +55,11 @@ pub(super) struct DeltaHeads {
 /// The settings that are read only for models with layers of this kind.
 pub(super) fn read_keys(layers: GgufLayers) -> Vec<&'static str> {
     match layers {
-        GgufLayers::Attention | GgufLayers::PairedAttention => Vec::new(),
         GgufLayers::Hybrid { has_experts: false } => OF_DELTA_NETS.to_vec(),
         GgufLayers::Hybrid { has_experts: true } => {
             OF_DELTA_NETS.into_iter().chain(OF_EXPERTS.map(|(theirs, _)| theirs)).collect()
         }
+        _ => Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 //! and the rest of this crate reads them like the files of any other checkpoint.
 
 mod config;
+mod gemma;
 mod header;
 mod hybrid;
 mod keys;

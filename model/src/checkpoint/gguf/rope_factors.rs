@@ -31,6 +31,41 @@ pub(super) fn scaling(
     file: &[u8],
     (theta, pairs): (f64, usize),
 ) -> Result<Option<Value>, CheckpointError> {
+    let divisors = divisors(settings, header, file, pairs)?;
+    let Some(divisors) = divisors.filter(|divisors| divisors.iter().any(|divisor| *divisor != 1.0)) else {
+        return Ok(None);
+    };
+    let supported = "divisors of the type llama3";
+    fitted(&divisors, theta).map(Some).ok_or_else(|| settings.refused(TENSOR, format!("{divisors:.3?}"), supported))
+}
+
+/// The part of the `pairs` that RoPE rotates, from 0 to 1. Gemma 4's files divide the frequencies of
+/// the other pairs by such a large number that these pairs keep their direction.
+///
+/// # Errors
+/// As for [`scaling`].
+pub(super) fn rotated_part(
+    settings: &Settings<'_>,
+    header: &Header<'_>,
+    file: &[u8],
+    pairs: usize,
+) -> Result<f64, CheckpointError> {
+    const UNROTATED: f64 = 1e29;
+    let Some(divisors) = divisors(settings, header, file, pairs)? else { return Ok(1.0) };
+    let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
+    if divisors[rotated..].iter().all(|divisor| *divisor > UNROTATED) {
+        return Ok(rotated as f64 / pairs as f64);
+    }
+    Err(settings.refused(TENSOR, format!("{divisors:.3?}"), "1 for the first pairs and 1e30 for the others"))
+}
+
+/// The divisors of the file, one for each of the `pairs`.
+fn divisors(
+    settings: &Settings<'_>,
+    header: &Header<'_>,
+    file: &[u8],
+    pairs: usize,
+) -> Result<Option<Vec<f64>>, CheckpointError> {
     let Some(tensor) = header.tensors.iter().find(|tensor| tensor.name == TENSOR) else { return Ok(None) };
     let damaged = |reason| CheckpointError::Header { file: settings.file.to_owned(), reason };
     let bytes = bytes(tensor, header, file.len()).map_err(damaged)?;
@@ -38,12 +73,7 @@ pub(super) fn scaling(
         let shape = format!("{:?}", tensor.shape);
         return Err(settings.refused(TENSOR, shape, &format!("F32[{pairs}]")));
     }
-    let divisors: Vec<f64> = file[bytes].as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect();
-    if divisors.iter().all(|divisor| *divisor == 1.0) {
-        return Ok(None);
-    }
-    let supported = "divisors of the type llama3";
-    fitted(&divisors, theta).map(Some).ok_or_else(|| settings.refused(TENSOR, format!("{divisors:.3?}"), supported))
+    Ok(Some(file[bytes].as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect()))
 }
 
 /// Recovers the settings that determine these divisors. The largest divisor, which divides low

@@ -32,6 +32,12 @@ pub enum GgufLayers {
     Hybrid {
         has_experts: bool,
     },
+    /// Norms before and after attention and MLP, with weights centered on zero, and layers with a
+    /// sliding window.
+    Gemma3,
+    /// Like `Gemma3`, with weights of norms as in Hugging Face checkpoints, and with other heads in
+    /// layers with full attention.
+    Gemma4,
 }
 
 /// The files of a checkpoint, by name, without the weights.
@@ -128,6 +134,17 @@ impl<'f> Settings<'f> {
             _ => None,
         };
         self.list(name, number, "a list of whole numbers")
+    }
+
+    /// A setting that is a list of true or false.
+    pub fn switches(&self, name: &str) -> Result<Option<Vec<bool>>, CheckpointError> {
+        let switch = |value| if let Setting::Bool(is_on) = value { Some(is_on) } else { None };
+        self.list(name, switch, "a list of true or false")
+    }
+
+    /// A setting that is true or false.
+    pub fn switch(&self, name: &str) -> Result<Option<bool>, CheckpointError> {
+        self.read(name, |value| if let Setting::Bool(is_on) = value { Ok(is_on) } else { Err(value) }, "true or false")
     }
 
     /// A setting that is a list of floating-point numbers, which may be infinite or NaN.

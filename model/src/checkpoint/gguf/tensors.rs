@@ -46,6 +46,33 @@ const INSIDE: [(&str, &str); 24] = [
     ("ssm_norm", "linear_attn.norm"),
     ("ssm_out", "linear_attn.out_proj"),
 ];
+/// Names of tensors outside the layers of Gemma, which take precedence over the other names.
+const OUTSIDE_GEMMA: [(&str, &str); 3] = [
+    ("per_layer_token_embd", "embed_tokens_per_layer"),
+    ("per_layer_model_proj", "per_layer_model_projection"),
+    ("per_layer_proj_norm", "per_layer_projection_norm"),
+];
+
+/// Names of tensors within a layer of Gemma, which take precedence over the other names.
+const INSIDE_GEMMA: [(&str, &str); 9] = [
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+    ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("ffn_gate_inp", "router.proj"),
+];
+
+/// Tensors within a layer of Gemma whose names in Hugging Face checkpoints have no suffix: the name and
+/// the suffix in GGUF, and the other name.
+const WITHOUT_SUFFIX: [(&str, &str, &str); 3] = [
+    ("layer_output_scale", "weight", "layer_scalar"),
+    ("ffn_gate_inp", "scale", "router.scale"),
+    ("ffn_down_exps", "scale", "router.per_expert_scale"),
+];
 const QUERIES: &str = "attn_q";
 const KEYS: &str = "attn_k";
 const SHARED_GATE: &str = "ffn_gate_inp_shexp";
@@ -82,10 +109,12 @@ pub(super) fn stored_tensors(
         if name.layer.is_some_and(|layer| layer >= config.layers) {
             continue;
         }
-        if let Some((_, projections)) = EXPERTS.iter().find(|(part, _)| *part == name.part) {
+        let is_matrix = name.suffix == Some("weight");
+        if let Some((_, projections)) = EXPERTS.iter().find(|(part, _)| is_matrix && *part == name.part) {
             let layer = name.layer.unwrap_or(0);
+            let place = if is_gemma(config) { "experts" } else { "mlp.experts" };
             for (name, stored_tensor) in of_each_expert(&stored_tensor, projections).map_err(damaged)? {
-                table.insert(format!("{decoder}.layers.{layer}.mlp.experts.{name}"), stored_tensor).map_err(damaged)?;
+                table.insert(format!("{decoder}.layers.{layer}.{place}.{name}"), stored_tensor).map_err(damaged)?;
             }
             continue;
         }
@@ -101,10 +130,14 @@ pub(super) fn stored_tensors(
             stored_tensor.shape.insert(0, 1);
         }
         table
-            .insert(name.translated(decoder).unwrap_or_else(|| tensor.name.to_owned()), stored_tensor)
+            .insert(name.translated(decoder, is_gemma(config)).unwrap_or_else(|| tensor.name.to_owned()), stored_tensor)
             .map_err(damaged)?;
     }
     table.finish().map_err(damaged)
+}
+
+fn is_gemma(config: &Config) -> bool {
+    matches!(config.architecture.layers, GgufLayers::Gemma3 | GgufLayers::Gemma4)
 }
 
 /// The locations of a file's tensors. No two tensors may overlap.
@@ -175,13 +208,24 @@ fn reading(tensor: &TensorEntry<'_>, part: &str, config: &Config) -> Result<Read
         }
         reading.order = ElementOrder::PairedRows(tensor.shape[0] / heads);
     }
-    let Some(heads) = config.delta else { return Ok(reading) };
-    reading.order = order(part, heads);
+    let is_centered = config.delta.is_some() || config.architecture.layers == GgufLayers::Gemma3;
     reading.change = match part {
         DECAY => Change::LogOfNegative,
-        "attn_norm" | "post_attention_norm" | "attn_q_norm" | "attn_k_norm" | LAST_NORM => Change::MinusOne,
+        "attn_norm"
+        | "post_attention_norm"
+        | "ffn_norm"
+        | "post_ffw_norm"
+        | "attn_q_norm"
+        | "attn_k_norm"
+        | LAST_NORM
+            if is_centered =>
+        {
+            Change::MinusOne
+        }
         _ => Change::Unchanged,
     };
+    let Some(heads) = config.delta else { return Ok(reading) };
+    reading.order = order(part, heads);
     let (axis, tiling) = match reading.order {
         ElementOrder::TiledRows(tiling) => (tensor.shape.first(), tiling),
         ElementOrder::TiledColumns(tiling) => (tensor.shape.get(1), tiling),
@@ -264,15 +308,24 @@ impl<'n> Name<'n> {
 
     /// The tensor's name in a Hugging Face checkpoint; `None` if it is unknown. No layer claims an
     /// unknown name.
-    fn translated(&self, decoder: &str) -> Option<String> {
-        let find = |names: &[(&str, &'static str)]| Some(names.iter().find(|(theirs, _)| *theirs == self.part)?.1);
+    fn translated(&self, decoder: &str, is_gemma: bool) -> Option<String> {
+        let own = |(theirs, suffix, _): &&(&str, &str, &str)| *theirs == self.part && Some(*suffix) == self.suffix;
+        if let Some((_, _, ours)) = WITHOUT_SUFFIX.iter().find(own).filter(|_| is_gemma) {
+            return Some(format!("{decoder}.layers.{}.{ours}", self.layer?));
+        }
+        let find = |of_gemma: &[(&str, &'static str)], others: &[(&str, &'static str)]| {
+            let of_gemma = if is_gemma { of_gemma } else { &[] };
+            Some(of_gemma.iter().chain(others).find(|(theirs, _)| *theirs == self.part)?.1)
+        };
         match (self.layer, self.suffix) {
             (Some(layer), None) if self.part == DECAY => Some(format!("{decoder}.layers.{layer}.linear_attn.A_log")),
             (Some(layer), Some("bias")) if self.part == "ssm_dt" => {
                 Some(format!("{decoder}.layers.{layer}.linear_attn.dt_bias"))
             }
-            (Some(layer), Some(suffix)) => Some(format!("{decoder}.layers.{layer}.{}.{suffix}", find(&INSIDE)?)),
-            (None, Some(suffix)) => match find(&OUTSIDE)? {
+            (Some(layer), Some(suffix)) => {
+                Some(format!("{decoder}.layers.{layer}.{}.{suffix}", find(&INSIDE_GEMMA, &INSIDE)?))
+            }
+            (None, Some(suffix)) => match find(&OUTSIDE_GEMMA, &OUTSIDE)? {
                 head @ "lm_head" => Some(format!("{head}.{suffix}")),
                 ours => Some(format!("{decoder}.{ours}.{suffix}")),
             },

@@ -8,13 +8,19 @@ use serde_json::{Map, Value, json};
 use super::settings::Settings;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::layout::TOKENIZER;
-use crate::text::{CONTROL, SPLITTERS, TokenLists};
+use crate::text::{CONTROL, MergeOrder, SPLITTERS, SentencePieceLists, TokenLists, UNKNOWN};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const SPLITTER: &str = "tokenizer.ggml.pre";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const KINDS: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
+const SCORES: &str = "tokenizer.ggml.scores";
+const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
+const UNKNOWN_ID: &str = "tokenizer.ggml.unknown_token_id";
+/// The tokenizer model of SentencePiece.
+const SENTENCEPIECE: &str = "llama";
 const TEMPLATE: &str = "tokenizer.chat_template";
 const TEMPLATES: &str = "tokenizer.chat_templates";
 
@@ -27,7 +33,8 @@ const ENDS: [&str; 3] = ["eos", "eot", "eom"];
 
 /// Names of special tokens that end a turn, a message or a text in the supported architectures, as
 /// in llama.cpp (`src/llama-vocab.cpp`, `special_eog_ids`).
-const NAMED_ENDS: [&str; 5] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>"];
+const NAMED_ENDS: [&str; 7] =
+    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>"];
 
 /// Sampling settings that a file can recommend, with their names in `generation_config.json`.
 const SAMPLING: [(&str, &str); 5] = [
@@ -45,7 +52,7 @@ pub(super) fn of(settings: &Settings<'_>) -> Result<BTreeMap<&'static str, Vec<u
     let files = [
         ("tokenizer_config.json", ids.tokenizer_config()?.to_string().into_bytes()),
         ("generation_config.json", ids.generation_config()?.to_string().into_bytes()),
-        (TOKENIZER, tokenizer(settings, tokens)?),
+        (TOKENIZER, ids.tokenizer()?),
     ];
     Ok(files.into())
 }
@@ -58,21 +65,6 @@ pub(super) fn placeholders(settings: &Settings<'_>) -> Result<[u64; 2], Checkpoi
         at.ok_or_else(|| settings.refused(TOKENS, format!("a list without {name}"), "a list of all added tokens"))
     };
     Ok([id("<|image_pad|>")?, id("<|video_pad|>")?])
-}
-
-fn tokenizer(settings: &Settings<'_>, tokens: Vec<&str>) -> Result<Vec<u8>, CheckpointError> {
-    let (model, name) = (settings.text(MODEL)?, settings.text(SPLITTER)?);
-    match settings.required(MODEL, model)? {
-        "gpt2" => {}
-        other => return Err(settings.refused(MODEL, other, "gpt2, which merges bytes")),
-    }
-    let name = settings.required(SPLITTER, name)?;
-    let known = || SPLITTERS.map(|splitter| splitter.name).join(", ");
-    let splitter = SPLITTERS.into_iter().find(|splitter| splitter.name == name);
-    let splitter = splitter.ok_or_else(|| settings.refused(SPLITTER, name, &known()))?;
-    let kinds = settings.required(KINDS, settings.numbers(KINDS)?)?;
-    let merges = settings.required(MERGES, settings.texts(MERGES)?)?;
-    Ok(TokenLists { tokens, kinds, merges, splitter }.tokenizer_json()?)
 }
 
 /// Token ids that are given in the settings.
@@ -92,6 +84,42 @@ impl<'f> Ids<'_, 'f> {
                 Err(self.settings.refused(&name, id, &format!("less than {}, the number of tokens", self.tokens.len())))
             }
         }
+    }
+
+    /// The token that `tokenizer.json` adds before each text.
+    fn added_bos(&self, default: bool) -> Result<Option<usize>, CheckpointError> {
+        let is_added = self.settings.switch(ADD_BOS)?.unwrap_or(default);
+        Ok(self.id("bos")?.filter(|_| is_added).map(|(id, _)| id as usize))
+    }
+
+    fn tokenizer(&self) -> Result<Vec<u8>, CheckpointError> {
+        let settings = self.settings;
+        let model = settings.required(MODEL, settings.text(MODEL)?)?;
+        let tokens = self.tokens.to_vec();
+        let kinds = || settings.required(KINDS, settings.numbers(KINDS)?);
+        let merges = || settings.required(MERGES, settings.texts(MERGES)?);
+        let order = match model {
+            "gpt2" => {
+                let name = settings.required(SPLITTER, settings.text(SPLITTER)?)?;
+                let known = || SPLITTERS.map(|splitter| splitter.name).join(", ");
+                let splitter = SPLITTERS.into_iter().find(|splitter| splitter.name == name);
+                let splitter = splitter.ok_or_else(|| settings.refused(SPLITTER, name, &known()))?;
+                let bos = self.added_bos(false)?;
+                return Ok(TokenLists { tokens, kinds: kinds()?, merges: merges()?, splitter, bos }.tokenizer_json()?);
+            }
+            SENTENCEPIECE => MergeOrder::Scores(settings.required(SCORES, settings.floats(SCORES)?)?),
+            "gemma4" => MergeOrder::Listed(merges()?),
+            other => return Err(settings.refused(MODEL, other, "gpt2, llama and gemma4")),
+        };
+        // Without the setting, llama.cpp adds a space before each text.
+        if settings.switch(ADD_SPACE)?.unwrap_or(true) {
+            return Err(settings.refused(ADD_SPACE, true, "false, as in Gemma's files"));
+        }
+        let (kinds, bos) = (kinds()?, self.added_bos(true)?);
+        let of_kind = || kinds.iter().take(tokens.len()).position(|kind| *kind == UNKNOWN);
+        let unknown = self.id("unknown")?.map(|(id, _)| id as usize).or_else(of_kind);
+        let unknown = settings.required(UNKNOWN_ID, unknown)?;
+        Ok(SentencePieceLists { pieces: tokens, kinds, order, unknown, bos }.tokenizer_json()?)
     }
 
     fn tokenizer_config(&self) -> Result<Value, CheckpointError> {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     blocks::{ConfigError, DecoderConfig},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, GgufArchitecture, GgufLayers},
 };
 
 /// Configuration of the family, which is only a decoder.
@@ -18,6 +18,11 @@ pub struct Config(DecoderConfig);
 
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Gemma3ForCausalLM", "gemma3_text")];
+
+    const GGUF: &'static [GgufArchitecture] = &[GgufArchitecture {
+        model_type: "gemma3_text",
+        ..GgufArchitecture::of_text("gemma3", "Gemma3ForCausalLM", GgufLayers::Gemma3)
+    }];
 
     type Shape = Gemma3Shape;
 

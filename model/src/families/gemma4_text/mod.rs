@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     blocks::{ConfigError, DecoderConfig, config_keys},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, GgufArchitecture, GgufLayers},
 };
 
 /// Configuration of the family, which is only a decoder.
@@ -23,6 +23,11 @@ const UNIFIED: &str = "gemma4_unified_text";
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] =
         &[("Gemma4ForCausalLM", "gemma4_text"), ("Gemma4UnifiedForCausalLM", UNIFIED)];
+
+    const GGUF: &'static [GgufArchitecture] = &[GgufArchitecture {
+        model_type: "gemma4_text",
+        ..GgufArchitecture::of_text("gemma4", "Gemma4ForCausalLM", GgufLayers::Gemma4)
+    }];
 
     type Shape = Gemma4Shape;
 
