@@ -446,26 +446,28 @@ fn inconsistent_vocabularies_are_refused() {
 
 #[test]
 fn damaged_gguf_files_never_panic() {
-    let (bytes, mut random, mut opened) = (recorded("llama"), Random::new(3), 0);
-    let listing = bytes.windows(18).rposition(|at| at == b"output_norm.weight").expect("the last tensors") + 60;
-    for end in (0..listing).step_by(211) {
-        File::of(&bytes[..end]).open().map(drop).expect_err("the header is truncated");
-    }
-    File::of(&bytes[..bytes.len() - 64]).open().map(drop).expect_err("the data is truncated");
-    let target = bursar_kernels::Target::Cpu { threads: 1 };
-    for _ in 0..1500 {
-        let mut damaged = bytes.clone();
-        for _ in 0..1 + random.below(3) {
-            damaged[random.below(listing)] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
+    for (name, files) in [("llama", 1500), ("gemma3_text", 500), ("gemma4_sharing", 500), ("gemma4_moe", 500)] {
+        let (bytes, mut random, mut opened) = (recorded(name), Random::new(3), 0);
+        let listing = bytes.windows(18).rposition(|at| at == b"output_norm.weight").expect("the last tensors") + 60;
+        for end in (0..listing).step_by(211) {
+            File::of(&bytes[..end]).open().map(drop).expect_err("the header is truncated");
         }
-        // The result may be an error or a file with other settings, but not a panic.
-        if let Ok(checkpoint) = File::of(&damaged).open() {
-            opened += 1;
-            drop(Model::plan(&checkpoint, &target));
-            drop(checkpoint.prompts());
+        File::of(&bytes[..bytes.len() - 64]).open().map(drop).expect_err("the data is truncated");
+        let target = bursar_kernels::Target::Cpu { threads: 1 };
+        for _ in 0..files {
+            let mut damaged = bytes.clone();
+            for _ in 0..1 + random.below(3) {
+                damaged[random.below(listing)] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
+            }
+            // The result may be an error or a file with other settings, but not a panic.
+            if let Ok(checkpoint) = File::of(&damaged).open() {
+                opened += 1;
+                drop(Model::plan(&checkpoint, &target));
+                drop(checkpoint.prompts());
+            }
         }
+        assert!((1..files).contains(&opened), "{opened} damaged files opened; expected fewer than {files}, but not 0");
     }
-    assert!((1..1500).contains(&opened), "{opened} damaged files opened; expected 1 to 1499");
 }
 
 #[test]

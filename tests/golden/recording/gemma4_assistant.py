@@ -69,6 +69,12 @@ def load(config, tensors, dtype):
     return model.eval()
 
 
+def margin_after(scores, chosen):
+    """How far the last of the `chosen` largest scores is above the next score."""
+    top = scores.topk(chosen + 1).values
+    return (top[chosen - 1] - top[chosen]) / scores.abs().max()
+
+
 class Drafter:
     def __init__(self, model, assistant, inputs):
         """Runs the decoder `model` once over all tokens of `inputs`."""
@@ -86,9 +92,11 @@ class Drafter:
         inputs = torch.cat([self.embedding(torch.tensor([[token]])), hidden], -1)
         outputs = self.assistant(inputs_embeds=inputs, position_ids=torch.tensor([[row + 1]]),
                                  shared_kv_states={kind: tuple(kv) for kind, kv in kept.items()}, use_cache=False)  # fmt: skip
-        for logits in {id(each): each for each in (self.logits, outputs.logits[0, 0])}.values():
-            top = logits.topk(2).values
-            self.margin = (top[0] - top[1]) / logits.abs().max()
+        # Neither the choice of the clusters nor that of the token may be nearly a tie.
+        choices = [(outputs.logits[0, 0], 1)]
+        if self.assistant.masked_embedding:
+            choices.append((self.logits, self.assistant.config.centroid_intermediate_top_k))
+        self.margin = min((margin_after(scores, chosen) for scores, chosen in choices))
         return self.logits, int(outputs.logits[0, 0].argmax()), outputs.last_hidden_state
 
 
