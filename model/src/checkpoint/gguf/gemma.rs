@@ -84,7 +84,8 @@ pub(super) fn insert_gemma3(
     insert_softcap(keys, fields)
 }
 
-/// Inserts the settings of Gemma 4 into the fields of a `config.json`.
+/// Inserts the settings of Gemma 4 into the fields of a `config.json`. `theta` is the base of the rotary
+/// frequencies in layers with full attention.
 pub(super) fn insert_gemma4(
     keys: &Keys<'_, '_>,
     header: &Header<'_>,
@@ -92,72 +93,24 @@ pub(super) fn insert_gemma4(
     theta: f64,
     fields: &mut Map<String, Value>,
 ) -> Result<(), CheckpointError> {
-    let name = keys.name(PATTERN);
-    let is_windowed = keys.settings.required(&name, keys.settings.switches(&name)?)?;
-    let layers = keys.required("block_count")?;
-    if is_windowed.len() as u64 != layers {
-        return Err(keys.refused(
-            PATTERN,
-            format!("{} values", is_windowed.len()),
-            &format!("one for each of {layers} layers"),
-        ));
-    }
-    let [head_dim, full_head_dim] = [WINDOW_KEY_LENGTH, KEY_LENGTH].map(|key| keys.required(key));
-    let (head_dim, full_head_dim) = (head_dim?, full_head_dim?);
-    let same = [
-        (WINDOW_VALUE_LENGTH, head_dim),
-        (WINDOW_ROTATED, head_dim),
-        (VALUE_LENGTH, full_head_dim),
-        (ROTATED, full_head_dim),
-    ];
-    for (key, expected) in same {
-        if let Some(other) = keys.number(key)?.filter(|found| *found != expected) {
-            return Err(keys.refused(key, other, &format!("{expected}, the elements of a head")));
-        }
-    }
-    let sharing = keys.number(SHARING_LAYERS)?.unwrap_or(0);
-    let is_sharing = |layer: usize| layer as u64 >= layers.saturating_sub(sharing);
-    let kv_heads = keys.of_layers(KV_HEADS, is_windowed.len())?;
-    let of_kind = |windowed: bool| {
-        keys.one_number(
-            KV_HEADS,
-            kv_heads.iter().zip(&is_windowed).filter(|(_, is)| **is == windowed).map(|(heads, _)| *heads),
-        )
-    };
-    let widths = keys.of_layers(MLP_WIDTH, is_windowed.len())?;
-    let width = |sharing: bool| {
-        keys.one_number(
-            MLP_WIDTH,
-            widths.iter().enumerate().filter(|(layer, _)| is_sharing(*layer) == sharing).map(|(_, width)| *width),
-        )
-    };
-    let (width, wide) = (width(false)?, width(true)?);
-    let has_wide_mlp = match (width, wide) {
-        (Some(width), Some(wide)) if wide != width => {
-            if width.checked_mul(2) != Some(wide) {
-                return Err(keys.refused(MLP_WIDTH, wide, &format!("{width} or its double in the last layers")));
-            }
-            true
-        }
-        _ => false,
-    };
-    let names: BTreeSet<&str> = header.tensors.iter().map(|tensor| tensor.name).collect();
-    let has_values = |layer: &usize| names.contains(format!("blk.{layer}.attn_v.weight").as_str());
-    let own_full =
-        (0..is_windowed.len()).filter(|layer| !is_windowed[*layer] && !is_sharing(*layer)).collect::<Vec<_>>();
-    let (full_heads, heads) = (of_kind(false)?, of_kind(true)?);
+    let layers = Gemma4Layers::read(keys)?;
+    let [head_dim, full_head_dim] = head_sizes(keys)?;
+    let [kv_heads, full_kv_heads] = layers.kv_heads(keys)?;
+    let (width, has_wide_mlp) = layers.mlp_width(keys)?;
     let rotated = rope_factors::rotated_part(keys.settings, header, file, full_head_dim as usize / 2)?;
-    let theta_of_windows = keys.float(WINDOW_THETA)?.unwrap_or(WINDOW_THETA_DEFAULT);
+    let full = json!({ "rope_type": "proportional", "partial_rotary_factor": rotated, "rope_theta": theta });
+    let window_theta = keys.float(WINDOW_THETA)?.unwrap_or(WINDOW_THETA_DEFAULT);
+    let windows = json!({ "rope_type": "default", "rope_theta": window_theta });
     let mut set = |key: &str, value: Value| fields.insert(key.to_owned(), value);
-    set("layer_types", layer_types(is_windowed.iter().copied()));
+    set("layer_types", layer_types(layers.is_windowed.iter().copied()));
     set("sliding_window", keys.required(WINDOW)?.into());
     set("head_dim", head_dim.into());
     set("global_head_dim", full_head_dim.into());
-    set("num_key_value_heads", heads.or(full_heads).into());
-    set("num_global_key_value_heads", full_heads.into());
-    set("attention_k_eq_v", (!own_full.is_empty() && !own_full.iter().any(has_values)).into());
-    set("num_kv_shared_layers", sharing.into());
-    set("intermediate_size", width.or(wide).into());
+    set("num_key_value_heads", kv_heads.or(full_kv_heads).into());
+    set("num_global_key_value_heads", full_kv_heads.into());
+    set("attention_k_eq_v", layers.keys_are_values(header).into());
+    set("num_kv_shared_layers", (layers.is_windowed.len() - layers.with_own_keys).into());
+    set("intermediate_size", width.into());
     set("use_double_wide_mlp", has_wide_mlp.into());
     set("hidden_size_per_layer_input", keys.number(LAYER_EMBEDDING)?.unwrap_or(0).into());
     if let Some(table) = header.tensors.iter().find(|tensor| tensor.name == "per_layer_token_embd.weight") {
@@ -170,10 +123,79 @@ pub(super) fn insert_gemma4(
         set("top_k_experts", keys.required(EXPERTS_OF_TOKEN)?.into());
         set("moe_intermediate_size", keys.required(EXPERT_WIDTH)?.into());
     }
-    let full = json!({ "rope_type": "proportional", "partial_rotary_factor": rotated, "rope_theta": theta });
-    let windows = json!({ "rope_type": "default", "rope_theta": theta_of_windows });
     set("rope_parameters", json!({ "full_attention": full, "sliding_attention": windows }));
     insert_softcap(keys, fields)
+}
+
+/// Elements of a head in layers with a sliding window and in layers with full attention.
+fn head_sizes(keys: &Keys<'_, '_>) -> Result<[u64; 2], CheckpointError> {
+    let (windowed, full) = (keys.required(WINDOW_KEY_LENGTH)?, keys.required(KEY_LENGTH)?);
+    let same = [(WINDOW_VALUE_LENGTH, windowed), (WINDOW_ROTATED, windowed), (VALUE_LENGTH, full), (ROTATED, full)];
+    for (key, expected) in same {
+        if let Some(other) = keys.number(key)?.filter(|found| *found != expected) {
+            return Err(keys.refused(key, other, &format!("{expected}, the elements of a head")));
+        }
+    }
+    Ok([windowed, full])
+}
+
+/// The attention types of Gemma 4's layers.
+struct Gemma4Layers {
+    is_windowed: Vec<bool>,
+    /// Number of leading layers that compute keys and values. The other layers share them.
+    with_own_keys: usize,
+}
+
+impl Gemma4Layers {
+    fn read(keys: &Keys<'_, '_>) -> Result<Self, CheckpointError> {
+        let name = keys.name(PATTERN);
+        let is_windowed = keys.settings.required(&name, keys.settings.switches(&name)?)?;
+        let (listed, layers) = (is_windowed.len(), keys.required("block_count")?);
+        if listed as u64 != layers {
+            let expected = format!("one for each of {layers} layers");
+            return Err(keys.refused(PATTERN, format!("{listed} values"), &expected));
+        }
+        let sharing = keys.number(SHARING_LAYERS)?.unwrap_or(0);
+        match layers.checked_sub(sharing) {
+            Some(own) => Ok(Gemma4Layers { is_windowed, with_own_keys: own as usize }),
+            None => Err(keys.refused(SHARING_LAYERS, sharing, &format!("at most {layers}, the number of layers"))),
+        }
+    }
+
+    /// Key heads in layers with a sliding window and in layers with full attention; `None` without
+    /// such layers.
+    fn kv_heads(&self, keys: &Keys<'_, '_>) -> Result<[Option<u64>; 2], CheckpointError> {
+        let listed = keys.of_layers(KV_HEADS, self.is_windowed.len())?;
+        let of = |is_windowed| {
+            let of_kind = listed.iter().zip(&self.is_windowed).filter(|(_, other)| **other == is_windowed);
+            keys.one_number(KV_HEADS, of_kind.map(|(heads, _)| *heads))
+        };
+        Ok([of(true)?, of(false)?])
+    }
+
+    /// The width of the MLP, and whether layers without own keys have twice the width.
+    fn mlp_width(&self, keys: &Keys<'_, '_>) -> Result<(Option<u64>, bool), CheckpointError> {
+        let listed = keys.of_layers(MLP_WIDTH, self.is_windowed.len())?;
+        let (own, sharing) = listed.split_at(self.with_own_keys);
+        let [own, sharing] = [own, sharing].map(|widths| keys.one_number(MLP_WIDTH, widths.iter().copied()));
+        match (own?, sharing?) {
+            (Some(own), Some(sharing)) if sharing == own => Ok((Some(own), false)),
+            (Some(own), Some(sharing)) if own.checked_mul(2) == Some(sharing) => Ok((Some(own), true)),
+            (Some(own), Some(sharing)) => {
+                let expected = format!("{own} or its double in layers that share keys");
+                Err(keys.refused(MLP_WIDTH, sharing, &expected))
+            }
+            (own, sharing) => Ok((own.or(sharing), false)),
+        }
+    }
+
+    /// Whether layers with full attention use their keys as values, and therefore have no tensor of values.
+    fn keys_are_values(&self, header: &Header<'_>) -> bool {
+        let names: BTreeSet<&str> = header.tensors.iter().map(|tensor| tensor.name).collect();
+        let has_values = |layer| names.contains(format!("blk.{layer}.attn_v.weight").as_str());
+        let mut full = (0..self.with_own_keys).filter(|layer| !self.is_windowed[*layer]).peekable();
+        full.peek().is_some() && !full.any(has_values)
+    }
 }
 
 fn insert_softcap(keys: &Keys<'_, '_>, fields: &mut Map<String, Value>) -> Result<(), CheckpointError> {
