@@ -1,7 +1,7 @@
 //! A SentencePiece tokenizer built from the contents of a GGUF file: a list of pieces with their
 //! kinds, and either their scores or a list of merges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
@@ -12,6 +12,11 @@ use super::token_lists::{USER_DEFINED, added_token, bos_first, is_added, is_padd
 const SPACE: char = '▁';
 /// An ordinary piece, by llama.cpp's number (`include/llama.h`, `llama_token_type`).
 const NORMAL: i64 = 1;
+
+/// Limits that keep a damaged file from using all memory. Pieces of released vocabularies have at most
+/// tens of characters.
+const PIECE_BYTES_MAX: usize = 256;
+const MERGE_BYTES_MAX: usize = 64 << 20;
 
 /// Special tokens of Gemma 4 that llama.cpp declares as text, because its chat parser reads them in
 /// the text of replies (`conversion/gemma.py`, `visible_tokens`).
@@ -37,6 +42,8 @@ pub struct SentencePieceLists<'f> {
     pub unknown: usize,
     /// The index of the piece before each text.
     pub bos: Option<usize>,
+    /// The indices of pieces that are special whatever their kind.
+    pub special: BTreeSet<usize>,
 }
 
 impl SentencePieceLists<'_> {
@@ -64,15 +71,17 @@ impl SentencePieceLists<'_> {
             }
             // A run of spaces is a piece of the text around it, because the normalizer spells spaces
             // before the text is searched for pieces.
-            if is_added(*kind) && text.chars().any(|letter| letter != ' ' && letter != SPACE) {
-                added.push(added_token(id, text, *kind != USER_DEFINED || SPECIAL_OF_GEMMA4.contains(text)));
+            let is_special = self.special.contains(&id);
+            if is_special || is_added(*kind) && text.chars().any(|letter| letter != ' ' && letter != SPACE) {
+                let is_text = *kind == USER_DEFINED && !SPECIAL_OF_GEMMA4.contains(text);
+                added.push(added_token(id, text, is_special || !is_text));
             }
         }
         let merges = match &self.order {
             MergeOrder::Listed(merges) => {
                 merges.iter().enumerate().map(|(at, merge)| pair(at, merge)).collect::<Result<Vec<_>, _>>()?
             }
-            MergeOrder::Scores(scores) if scores.len() == count => self.merges_by_score(scores, &vocabulary),
+            MergeOrder::Scores(scores) if scores.len() == count => self.merges_by_score(scores, &vocabulary)?,
             MergeOrder::Scores(scores) => {
                 return Err(refused(format!("there are {count} tokens, but {} of them have a score", scores.len())));
             }
@@ -112,27 +121,42 @@ impl SentencePieceLists<'_> {
     /// User-defined pieces come first, because SentencePiece never splits them. Of the ways to split
     /// a piece, the one with the longest beginning comes first, as in transformers
     /// (`generate_merges`).
-    fn merges_by_score<'v>(&self, scores: &[f64], vocabulary: &'v BTreeMap<String, usize>) -> Vec<[&'v str; 2]> {
-        let mut merges = Vec::new();
+    ///
+    /// # Errors
+    /// A piece is longer than [`PIECE_BYTES_MAX`], or the pairs have more than [`MERGE_BYTES_MAX`].
+    fn merges_by_score<'v>(
+        &self,
+        scores: &[f64],
+        vocabulary: &'v BTreeMap<String, usize>,
+    ) -> Result<Vec<[&'v str; 2]>, TextError> {
+        let (mut merges, mut bytes) = (Vec::new(), 0);
         for (piece, &id) in vocabulary {
             let score = match self.kinds[id] {
                 NORMAL => scores[id],
                 USER_DEFINED => f64::INFINITY,
                 _ => continue,
             };
+            if piece.len() > PIECE_BYTES_MAX {
+                let found = piece.len();
+                return Err(refused(format!("the token {id} has {found} bytes; the limit is {PIECE_BYTES_MAX}")));
+            }
             let letters = piece.chars().count();
             for (before, (at, _)) in piece.char_indices().enumerate().skip(1) {
                 let (left, right) = piece.split_at(at);
                 if vocabulary.contains_key(left) && vocabulary.contains_key(right) {
                     merges.push((score, before, letters - before, id, [left, right]));
+                    bytes += piece.len();
                 }
+            }
+            if bytes > MERGE_BYTES_MAX {
+                return Err(refused(format!("the merges have more than {MERGE_BYTES_MAX} bytes")));
             }
         }
         merges.sort_by(|one, other| {
             let by_score = other.0.total_cmp(&one.0);
             by_score.then((other.1, other.2).cmp(&(one.1, one.2))).then(one.3.cmp(&other.3))
         });
-        merges.into_iter().map(|(.., pair)| pair).collect()
+        Ok(merges.into_iter().map(|(.., pair)| pair).collect())
     }
 }
 
@@ -143,11 +167,15 @@ fn spelled(piece: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use tokenizers::Tokenizer;
 
     use super::*;
 
     const CONTROL: i64 = 3;
+
+    static LONG: LazyLock<String> = LazyLock::new(|| "a".repeat(257));
 
     fn tokenizer(pieces: &[(&'static str, i64, f64)]) -> Tokenizer {
         let lists = SentencePieceLists {
@@ -156,6 +184,7 @@ mod tests {
             order: MergeOrder::Scores(pieces.iter().map(|(.., score)| *score).collect()),
             unknown: 0,
             bos: None,
+            special: [].into(),
         };
         Tokenizer::from_bytes(lists.tokenizer_json().expect("the JSON is built")).expect("the JSON is a tokenizer")
     }
@@ -197,6 +226,23 @@ mod tests {
     }
 
     #[test]
+    fn merges_with_too_many_bytes_are_refused() {
+        let text = "a".repeat(PIECE_BYTES_MAX);
+        let texts: Vec<_> = (0..16).flat_map(|first| (1..=PIECE_BYTES_MAX).map(move |end| (first, end))).collect();
+        let texts: Vec<_> = texts
+            .into_iter()
+            .map(|(first, end)| text[..end].replacen('a', &"abcdefghijklmnop"[first..first + 1], 1))
+            .collect();
+        let pieces: Vec<_> = texts.iter().map(String::as_str).collect();
+        let count = pieces.len();
+        let order = MergeOrder::Scores(vec![0.0; count]);
+        let lists =
+            SentencePieceLists { pieces, kinds: vec![NORMAL; count], order, unknown: 0, bos: None, special: [].into() };
+        let error = lists.tokenizer_json().expect_err("the merges have many bytes").to_string();
+        assert!(error.contains("the merges have more than 67108864 bytes"), "{error}");
+    }
+
+    #[test]
     fn lists_that_disagree_are_refused() {
         let lists = |kinds: Vec<i64>, scores: Vec<f64>, pieces: [&'static str; 2]| SentencePieceLists {
             pieces: pieces.to_vec(),
@@ -204,11 +250,13 @@ mod tests {
             order: MergeOrder::Scores(scores),
             unknown: 0,
             bos: None,
+            special: [].into(),
         };
         for (lists, expected) in [
             (lists(vec![1], vec![0.0; 2], ["a", "b"]), "2 tokens, but 1 of them have a kind"),
             (lists(vec![1; 2], vec![0.0; 3], ["a", "b"]), "2 tokens, but 3 of them have a score"),
             (lists(vec![1; 2], vec![0.0; 2], [" ", "▁"]), "the token 1 occurs earlier"),
+            (lists(vec![1; 2], vec![0.0; 2], ["a", &LONG]), "the token 1 has 257 bytes; the limit is 256"),
         ] {
             let error = lists.tokenizer_json().expect_err(expected).to_string();
             assert!(error.contains(expected), "{error}");

@@ -146,6 +146,12 @@ pub(super) fn pair(at: usize, merge: &str) -> Result<[&str; 2], TextError> {
 }
 
 impl Splitter {
+    /// Whether a token comes before each text if the file does not say it, as in llama.cpp
+    /// (`src/llama-vocab.cpp`).
+    pub fn adds_bos(self) -> bool {
+        ["llama-bpe", "tekken"].contains(&self.name)
+    }
+
     fn pre_tokenizer(self) -> Value {
         let first = match (self.words, self.has_single_digits) {
             (Some(words), _) => {

@@ -69,15 +69,19 @@ pub fn number(number: u32) -> Vec<u8> {
     of_kind(4, &number.to_le_bytes())
 }
 
-fn float(number: f32) -> Vec<u8> {
+pub fn float(number: f32) -> Vec<u8> {
     of_kind(6, &number.to_le_bytes())
 }
 
-fn word(word: &str) -> Vec<u8> {
+pub fn switch(is_on: bool) -> Vec<u8> {
+    of_kind(7, &[is_on.into()])
+}
+
+pub fn word(word: &str) -> Vec<u8> {
     of_kind(8, &text(word))
 }
 
-fn list(kind: u32, entries: &[Vec<u8>]) -> Vec<u8> {
+pub fn list(kind: u32, entries: &[Vec<u8>]) -> Vec<u8> {
     let head = [&9u32.to_le_bytes()[..], &kind.to_le_bytes(), &(entries.len() as u64).to_le_bytes()].concat();
     [head, entries.concat()].concat()
 }
@@ -115,7 +119,7 @@ impl Written {
         self
     }
 
-    fn without(mut self, name: &str) -> Self {
+    pub fn without(mut self, name: &str) -> Self {
         self.settings.retain(|(known, _)| *known != name);
         self
     }
@@ -145,12 +149,12 @@ impl Written {
         bytes
     }
 
-    fn open(&self) -> Result<Checkpoint, CheckpointError> {
+    pub fn open(&self) -> Result<Checkpoint, CheckpointError> {
         File::of(&self.bytes()).open()
     }
 
     #[track_caller]
-    fn refused(&self) -> String {
+    pub fn refused(&self) -> String {
         self.open().expect_err("the file is refused").to_string()
     }
 }

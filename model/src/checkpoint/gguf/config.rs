@@ -91,6 +91,9 @@ impl Config {
         let mut layers = keys.required("block_count")?;
         let (mut kv_heads, mut delta) = (heads, None);
         if architecture.layers == GgufLayers::Gemma4 {
+            if let Some(scaling) = keys.rope_scaling(None)? {
+                return Err(keys.refused(SCALING, scaling, "none"));
+            }
             gemma::insert_gemma4(&keys, header, file, theta, &mut fields)?;
         } else {
             kv_heads = keys.number("attention.head_count_kv")?.unwrap_or(heads);
@@ -113,7 +116,7 @@ impl Config {
                 }
             }
         }
-        of_tensors(header, &mut fields);
+        of_tensors(header, architecture.layers, &mut fields);
         let [heads, kv_heads] =
             [heads, kv_heads].map(|heads| usize::try_from(heads).unwrap_or(usize::MAX).min(usize::MAX / 2));
         let hidden = keys.required("embedding_length")?;
@@ -127,7 +130,7 @@ impl Config {
 
 /// Settings that follow from the tensors: the vocabulary size, biases, a tied head, and the
 /// type of the matrices.
-fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
+fn of_tensors(header: &Header<'_>, layers: GgufLayers, fields: &mut Map<String, Value>) {
     let has = |name: &str| header.tensors.iter().any(|tensor| tensor.name == name);
     if let Some(embedding) = header.tensors.iter().find(|tensor| tensor.name == "token_embd.weight") {
         fields.entry("vocab_size").or_insert_with(|| embedding.shape[0].into());
@@ -137,7 +140,8 @@ fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
     fields.insert("mlp_bias".to_owned(), has("blk.0.ffn_down.bias").into());
     let is_whole = |tensor| matches!(stored(tensor), Some(Stored::Plain(_)));
     let dtype = match matrices_type(header) {
-        TensorType::F16 => "float16",
+        // Gemma's activations exceed the largest number of float16.
+        TensorType::F16 if !matches!(layers, GgufLayers::Gemma3 | GgufLayers::Gemma4) => "float16",
         TensorType::F32 if header.tensors.iter().all(|tensor| is_whole(tensor.kind)) => "float32",
         // Quantized blocks do not show the original type. These architectures
         // are trained in bfloat16.
@@ -160,7 +164,13 @@ impl Keys<'_, '_> {
         for (name, value) in self.settings.values {
             let own = name.strip_prefix(self.architecture).and_then(|rest| rest.strip_prefix('.'));
             if let Some(key) = own.filter(|key| !is_read(key) && !is_neutral(value)) {
-                return Err(self.refused(key, value, "none: it changes what the model computes"));
+                let of_encoder = ["vision.", "audio.", "mm."].iter().any(|part| key.starts_with(part));
+                let expected = if of_encoder {
+                    "none: encoders must be in a separate file, as llama.cpp writes them"
+                } else {
+                    "none: it changes what the model computes"
+                };
+                return Err(self.refused(key, value, expected));
             }
         }
         match self.settings.get(&self.name(CAUSAL)) {

@@ -51,7 +51,7 @@ pub(super) fn rotated_part(
     pairs: usize,
 ) -> Result<f64, CheckpointError> {
     const UNROTATED: f64 = 1e29;
-    let Some(divisors) = divisors(settings, header, file, pairs)? else { return Ok(1.0) };
+    let divisors = settings.required(TENSOR, divisors(settings, header, file, pairs)?)?;
     let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
     if divisors[rotated..].iter().all(|divisor| *divisor > UNROTATED) {
         return Ok(rotated as f64 / pairs as f64);

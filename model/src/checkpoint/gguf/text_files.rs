@@ -1,7 +1,7 @@
 //! The tokenizer, the chat templates and the generation defaults of a GGUF file, converted to the
 //! files of a Hugging Face folder.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
@@ -21,6 +21,7 @@ const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 const UNKNOWN_ID: &str = "tokenizer.ggml.unknown_token_id";
 /// The tokenizer model of SentencePiece.
 const SENTENCEPIECE: &str = "llama";
+const GEMMA4: &str = "gemma4";
 const TEMPLATE: &str = "tokenizer.chat_template";
 const TEMPLATES: &str = "tokenizer.chat_templates";
 
@@ -33,8 +34,13 @@ const ENDS: [&str; 3] = ["eos", "eot", "eom"];
 
 /// Names of special tokens that end a turn, a message or a text in the supported architectures, as
 /// in llama.cpp (`src/llama-vocab.cpp`, `special_eog_ids`).
-const NAMED_ENDS: [&str; 7] =
-    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>"];
+const NAMED_ENDS: [&str; 5] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>"];
+
+/// Like [`NAMED_ENDS`], for Gemma. Many files declare some of these tokens as text.
+const GEMMA_ENDS: [&str; 4] = ["<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>"];
+
+/// The tokens before Gemma's turns, which many files declare as text.
+const GEMMA_TURNS: [&str; 2] = ["<start_of_turn>", "<|turn>"];
 
 /// Sampling settings that a file can recommend, with their names in `generation_config.json`.
 const SAMPLING: [(&str, &str); 5] = [
@@ -86,10 +92,24 @@ impl<'f> Ids<'_, 'f> {
         }
     }
 
+    fn index(&self, role: &str) -> Result<Option<usize>, CheckpointError> {
+        Ok(self.id(role)?.map(|(id, _)| id as usize))
+    }
+
     /// The token that `tokenizer.json` adds before each text.
     fn added_bos(&self, default: bool) -> Result<Option<usize>, CheckpointError> {
         let is_added = self.settings.switch(ADD_BOS)?.unwrap_or(default);
-        Ok(self.id("bos")?.filter(|_| is_added).map(|(id, _)| id as usize))
+        Ok(self.index("bos")?.filter(|_| is_added))
+    }
+
+    /// Tokens that are special even if the file declares them as text: tokens with a role, and the tokens
+    /// around Gemma's turns.
+    fn special(&self) -> Result<BTreeSet<usize>, CheckpointError> {
+        let roles = SPECIAL.map(|(role, _)| role).into_iter().chain(ENDS);
+        let with_role = roles.filter_map(|role| self.index(role).transpose()).collect::<Result<Vec<_>, _>>()?;
+        let is_named = |token: &str| GEMMA_ENDS.contains(&token) || GEMMA_TURNS.contains(&token);
+        let named = (0..self.tokens.len()).filter(|at| is_named(self.tokens[*at]));
+        Ok(with_role.into_iter().chain(named).collect())
     }
 
     fn tokenizer(&self) -> Result<Vec<u8>, CheckpointError> {
@@ -104,22 +124,25 @@ impl<'f> Ids<'_, 'f> {
                 let known = || SPLITTERS.map(|splitter| splitter.name).join(", ");
                 let splitter = SPLITTERS.into_iter().find(|splitter| splitter.name == name);
                 let splitter = splitter.ok_or_else(|| settings.refused(SPLITTER, name, &known()))?;
-                let bos = self.added_bos(false)?;
+                let bos = self.added_bos(splitter.adds_bos())?;
                 return Ok(TokenLists { tokens, kinds: kinds()?, merges: merges()?, splitter, bos }.tokenizer_json()?);
             }
             SENTENCEPIECE => MergeOrder::Scores(settings.required(SCORES, settings.floats(SCORES)?)?),
-            "gemma4" => MergeOrder::Listed(merges()?),
+            GEMMA4 => MergeOrder::Listed(merges()?),
             other => return Err(settings.refused(MODEL, other, "gpt2, llama and gemma4")),
         };
         // Without the setting, llama.cpp adds a space before each text.
         if settings.switch(ADD_SPACE)?.unwrap_or(true) {
             return Err(settings.refused(ADD_SPACE, true, "false, as in Gemma's files"));
         }
-        let (kinds, bos) = (kinds()?, self.added_bos(true)?);
+        let kinds = kinds()?;
+        // Some files of Gemma 4 say that no such token is added. llama.cpp ignores this too.
+        let bos = if model == GEMMA4 { self.index("bos")? } else { self.added_bos(true)? };
         let of_kind = || kinds.iter().take(tokens.len()).position(|kind| *kind == UNKNOWN);
-        let unknown = self.id("unknown")?.map(|(id, _)| id as usize).or_else(of_kind);
+        let unknown = self.index("unknown")?.or_else(of_kind);
         let unknown = settings.required(UNKNOWN_ID, unknown)?;
-        Ok(SentencePieceLists { pieces: tokens, kinds, order, unknown, bos }.tokenizer_json()?)
+        let special = self.special()?;
+        Ok(SentencePieceLists { pieces: tokens, kinds, order, unknown, bos, special }.tokenizer_json()?)
     }
 
     fn tokenizer_config(&self) -> Result<Value, CheckpointError> {
@@ -141,12 +164,15 @@ impl<'f> Ids<'_, 'f> {
         Ok(Value::Object(config))
     }
 
-    /// The ids of special tokens whose names are in [`NAMED_ENDS`]. Most files declare only one
-    /// of their end tokens.
+    /// The ids of special tokens whose names are in [`NAMED_ENDS`], and in a vocabulary of Gemma of all
+    /// [`GEMMA_ENDS`]. Most files declare only one of their end tokens.
     fn named_ends(&self) -> Result<Vec<u64>, CheckpointError> {
         let kinds = self.settings.numbers(KINDS)?.unwrap_or_default();
+        let has_pieces = self.settings.text(MODEL)?.is_some_and(|model| [SENTENCEPIECE, GEMMA4].contains(&model));
         let tokens = self.tokens.iter().zip(kinds).zip(0..);
-        let ends = tokens.filter(|((token, kind), _)| *kind == CONTROL && NAMED_ENDS.contains(token));
+        let ends = tokens.filter(|((token, kind), _)| {
+            *kind == CONTROL && NAMED_ENDS.contains(token) || has_pieces && GEMMA_ENDS.contains(token)
+        });
         Ok(ends.map(|(_, id)| id).collect())
     }
 
